@@ -29,12 +29,11 @@
 # `jit` returned. So the garbage collector sees through a jitted function, and a function nobody holds takes its rows
 # along. Of tensors only `outs.tensor` and those of followed slots are owned here.
 #
-# The nodes are trees, one per device and pool. A call becomes a child of the node that ran last in
-# this iteration, so a node's ancestors are what ran before it, and it was recorded with the pool in
-# the state that they left: outputs of theirs that were held are allocated, everything else is free
-# for it. So a launch overwrites nothing that its path still holds, provided that what was dead when
-# it was recorded (deads) is dead now. What an *ended* iteration left held overlaps anything: it is
-# rescued before the next iteration's first launch.
+# The nodes are trees, one per device and pool. A call becomes a child of the node that ran last in this iteration, so a
+# node's ancestors are what ran before it, and it was recorded with the pool in the state that they left: outputs of
+# theirs that were held are allocated, everything else is free for it. So a launch overwrites nothing that its path
+# still holds, provided that what was dead when it was recorded (deads) is dead now. What an *ended* iteration left held
+# overlaps anything: it is rescued before the next iteration's first launch.
 #
 # A call whose result requires grad makes one autograd node, which holds what the forward saved. The
 # backward is a function of the table like any other, called by that node with gradients and saved
@@ -44,7 +43,14 @@
 # the GIL. A launch runs without the GIL and touches no row.
 
 from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t, uint64_t
+from libcpp.unordered_map cimport unordered_map
+from libcpp.utility cimport pair
+from libcpp.vector cimport vector
 from cpython.object cimport PyObject
+
+cdef extern from "cuda_shim.h" namespace "cgt":
+    cppclass CudaPool:
+        pass
 
 ctypedef int32_t id_t
 
@@ -108,11 +114,9 @@ cpdef enum:                 # EffectKind
     WRITES                  # the graph writes the slot's tensor, and _version moves
     SETS_GRAD               # .grad of the slot's tensor is replaced
     REQUIRES_GRAD           # the slot's tensor does from now on
-    ADVANCES                # a place's number becomes itself, op, a constant
+    ADVANCES                # a constant is added to a place's whole number
     PUTS                    # an output, a number, a constant, or what is made of such comes to a place
     APPENDS                 # the same, to the end of a place's list
-
-cpdef enum: PLUS, MINUS, TIMES, OVER    # Operator: effects.op
 
 cpdef enum:                 # NumberOp: numbers.op
     AT_PLACE                # what place a holds, or element b of that
@@ -227,7 +231,7 @@ cdef struct Node:
     PyObject* ret_program       # borrowed
     void* graph                 # CUDA: CUgraph; host: NULL
     void* exec                  # CUDA: CUgraphExec, NULL for a graph without nodes; host: the tape. Of the last segment
-    void* pool                  # CUDA: the pool it lives in; host: NULL
+    CudaPool* pool              # CUDA: it lives in; host: NULL
     void* state                 # CUDA: the allocator's state after it; host: NULL
     Spread* spread              # CUDA: on which other GPUs it works, too; or NULL
     int32_t n_graph_nodes
@@ -237,8 +241,7 @@ cdef struct Node:
     int64_t audit_at            # the replay with this number is compared with eager; 0: none
     int64_t tried               # in which call of its function its segments ran last
 
-cdef struct Edge:               # a row of an open-addressed hash table; fn NONE: free
-    id_t path, parent, fn
+cdef struct Edge:               # from (path, parent, function), see edge_key, to the nodes there: one at least
     id_t first                  # newest match first
     Verdict verdict             # on all calls there
 
@@ -370,8 +373,7 @@ cdef struct Effect:             # what a replay does besides its results
     id_t place                  # which, relative to the node's places; or NONE
     id_t tag                    # of that place, relative to the node's tags
     id_t number                 # PUTS, APPENDS, WRITES: the number that comes to it; or NONE
-    int32_t op                  # ADVANCES: Operator
-    int32_t times               # ADVANCES; PUTS, APPENDS: 1: `by` is (what makes it, of what)
+    int32_t made                # `by` is (what makes it, of what)
     PyObject* by                # the constant, or that, borrowed
 
 cdef struct Grad:               # what is guarded of a tensor that can have a .grad
@@ -430,7 +432,7 @@ cdef struct Fork:               # an op with bodies, while it is recorded
 cdef struct Beside:             # another GPU on which a recording works
     int32_t device
     void* stream                # its stream in the capture
-    void* pool                  # of the path: on this GPU no other path's recordings use it
+    CudaPool* pool              # of the path: on this GPU no other path's recordings use it
     void* state                 # of that pool behind the recording
     void* event                 # its caller's stream has come so far
 
@@ -443,7 +445,7 @@ cdef struct Recording:          # the one recording under way; the lock in sites
     int32_t active
     int32_t driver, device
     void* stream
-    void* pool
+    CudaPool* pool
     Spread* spread              # CUDA: on which other GPUs; or NULL
     id_t parent                 # what it will be a child of
     int64_t step                # the iteration it belongs to
@@ -464,14 +466,14 @@ cdef struct Recording:          # the one recording under way; the lock in sites
 cdef enum: RESTORE, CAPTURE, INSTANTIATE, CHECKPOINT    # Phase
 
 cdef struct Table:
-    Column fns, specs, ops, nodes, paths, edges
+    Column fns, specs, ops, nodes, paths
+    unordered_map[uint64_t, Edge] edges
     Column parts[N_PARTS]       # of all nodes
     Recording rec
     Column rec_patches, rec_deads, rec_reads
-    Column rec_vain             # nodes of the capture under way that are to be taken out
-    Column rec_live             # addresses of the path's memory that must stay as it is
-    Column freed                # (fn, node) pairs that Python has not been told of yet
-    int32_t n_edges             # rows in use
+    vector[void*] rec_vain      # nodes of the capture under way that are to be taken out
+    vector[void*] rec_live      # addresses of the path's memory that must stay as it is
+    vector[pair[id_t, id_t]] freed      # (fn, node) that Python has not been told of yet
     int32_t max_path            # nodes of one iteration, before another one begins by itself
     int64_t births              # counter behind every `born`; of programs that were freed, too
     int64_t launches            # counter behind every `used`

@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import pathlib
-import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,7 +19,7 @@ from .decide.audit import parse as audit_of
 from .make import trace
 from .numbers import live
 from .run import views
-from .run.observe import NOT_USER_CODE, collect
+from .run.observe import NO_LINE, collect, line_in
 from .run.taps import SCRIPTED, SWAPS
 from .tools import draw, report
 from .words import errors, options, pytree
@@ -156,7 +155,6 @@ def called_by(fn):
 
 
 def site_of(fn, opts):
-    """What `jit` returns for a function, or puts into a module."""
     module = called_by(fn)
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", type(fn).__name__)
     site = dispatch.new_site(fn, name if module is None else type(module).__name__, opts)
@@ -249,7 +247,6 @@ def described(fn):
 
 
 def check_function(fn):
-    """TypeError for what cannot be jitted."""
     if isinstance(fn, type) or not callable(fn):
         raise TypeError(errors.not_a_function(repr(fn)))
     target = inspect.unwrap(described(fn))
@@ -424,22 +421,13 @@ class require_replay(contextlib.ContextDecorator):
 
 def message_for_poisoned(made):
     """What touching an overwritten result says; called where its iteration ends."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(NOT_USER_CODE):
-        frame = frame.f_back
-    ended = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "the program's end"
-    return errors.poisoned(made, ended)
+    ended = line_in({})
+    return errors.poisoned(made, "the program's end" if ended == NO_LINE else ended)
 
 
 def name_of(f):
     """What messages call the function of this row."""
     return getattr(sites.SITES.get(f), "__qualname__", "a jitted function")
-
-
-def at_exit():
-    """Graphs go before the CUDA context does."""
-    for state in sites.states():
-        freeing.reset_state(state)
 
 
 # What a call raises whose replay the driver refused (nothing was launched), or that a verdict keeps from being replayed
@@ -459,5 +447,5 @@ core.max_path(options.MAX_GRAPHS)
 logs.set_up(options.LOG, name_of)
 if not self_check():
     core.reuse_outputs(False)
-atexit.register(at_exit)
+atexit.register(lambda: list(map(freeing.reset_state, sites.states())))  # graphs go before the CUDA context does
 os.register_at_fork(after_in_child=freeing.forget_parent)

@@ -109,7 +109,6 @@ class Moving(NamedTuple):
     replaced: set  # of these, to which it stores them itself
     hidden: dict  # path of a place -> may it store another object there before it looks at that? (blinds.py)
     grown: dict  # of a place to which it stored other shapes -> those there at the last look, or None
-    shifty: set  # memory that a warm-up made and somebody keeps, longer than what was let go for it
     loose: dict  # memory that a recording read while other threads ran ops, to which nothing leads: id -> its name
     fed: set  # those on the host that it brings to the GPU
 
@@ -193,7 +192,6 @@ class State:
     unaudited: str | None = None  # why the last replay that was to be compared with eager was not
     audited: int = 0  # replays that were compared with eager
     mismatches: int = 0  # and were not the same
-    warmed: int = 0  # warm-ups of all functions when it was warmed last
     warm_seconds: float = 0.0
     look_seconds: float = 0.0  # spent on finding what its code can read
 
@@ -218,7 +216,7 @@ class Kept(NamedTuple):
     followable: dict  # path of a place that could be followed, or of a tensor in a tuple there -> is it?
     grads: list  # of GradRow
     loose: list  # aliases of memory that it reads and nothing of the above names
-    advances: list  # of Advance
+    advances: list  # what replays do to places, as text
     numbers: Any  # of live.Told
     seconds: tuple  # per phase of making it
     values: list  # of segments.Value
@@ -497,8 +495,6 @@ class Watch(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """What must stay alive."""
-
     objects: list  # that a replay needs
     memory: list  # that a tape needs
     names: list  # in a recording: what keeps the names of new memory their own
@@ -560,7 +556,7 @@ class Seen:
     # what it showed
     reason: str | None = None  # the first thing that forbids replay
     made: dict = fresh(dict)  # memory -> line that made it
-    blank: dict = fresh(dict)  # memory -> blank.Blank
+    blank: dict = fresh(dict)  # memory that no op wrote -> line that made it
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)
     raw: set = fresh(set)  # memory whose address was asked for
@@ -626,9 +622,8 @@ class EffectRow(NamedTuple):
     # SETS_GRAD: hidden output that becomes .grad; NONE: it becomes None. PUTS, APPENDS: what comes to the place
     out: int = NONE
     place: int = NONE  # position of the place; in the core its row
-    op: int = 0  # Operator in cgt_core.pxd
     by: Any = None  # ADVANCES, and PUTS and APPENDS without an output: the constant; or Made
-    times: int = 0  # ADVANCES; PUTS, APPENDS: 1: `by` is Made
+    made: bool = False  # `by` is Made
     number: int = NONE  # PUTS, APPENDS, WRITES: of the node's numbers, the one that comes to it
 
 

@@ -33,22 +33,17 @@ class Diagnosis(NamedTuple):
     replays: int
     findings: tuple  # of Finding: what keeps calls from being replayed, as the function met it
     slow: tuple  # texts: it replays, and this costs
-    seconds: float | None = (
-        None  # that a plain call kept the CPU, where something was found; a replay, where it only costs
-    )
+    seconds: float | None = None  # of the CPU: of a plain call, if something was found; of a replay that only costs
 
     def __str__(self):
         head, n = f"{self.name}: {self.replays} of {self.calls} calls replayed.", len(self.findings)
         if self.seconds is not None:
-            one = "plain call" if n else "replay"
-            head += (
-                f" A {one} keeps the CPU for {1e6 * self.seconds:,.0f} µs,"
-                f" {'a replay' if n else 'one that does not wait'} for a few."
-            )
-        if n:
-            head += (
-                " One thing to change:" if n == 1 else f" {n} things to change, each of which costs the whole replay:"
-            )
+            one, other = ("plain call", "a replay") if n else ("replay", "one that does not wait")
+            head += f" A {one} keeps the CPU for {1e6 * self.seconds:,.0f} µs, {other} for a few."
+        if n == 1:
+            head += " One thing to change:"
+        elif n:
+            head += f" {n} things to change, each of which costs the whole replay:"
         told = [f"  {k + 1}. ({one.times}x) {one.text}" for k, one in enumerate(self.findings)]
         return "\n".join([head, *told, *(f"  note: {text}" for text in self.slow)])
 

@@ -9,7 +9,6 @@ cdef void backward_released(int path, int64_t step) noexcept:
 cdef bint group_spent(Table* t, Node* node, int32_t k, PyObject* x) noexcept:
     """Is x, which an autograd node saved, the last that holds memory of fresh output k?"""
     cdef Out* first = node_out(t, node, k)
-    cdef Out* o
     cdef int32_t j, uses = 1                # the row's own
     cdef bint alias = True
     if first.storage is NULL or tensor_storage(x) != first.storage: return False
@@ -24,10 +23,9 @@ cdef bint group_spent(Table* t, Node* node, int32_t k, PyObject* x) noexcept:
 
 cdef bint grad_spent(Table* t, id_t at, PyObject* x) noexcept:
     """Is x, a gradient, the last that holds its memory? That of the node which ran last, or nobody's."""
-    cdef int32_t k
     if <object>x is None or tensor_storage(x) is NULL or out_is_held(x, 1, 0): return False
     if storage_uses(x) == 1: return True
-    k = node_output(t, at, x)
+    cdef int32_t k = node_output(t, at, x)
     return k != NONE and group_spent(t, node_row(t, at), k, x)
 
 cdef PyObject* backward_spent(int n, int path, int64_t step, PyObject** grads, int n_grads,
@@ -37,8 +35,6 @@ cdef PyObject* backward_spent(int n, int path, int64_t step, PyObject** grads, i
     that nobody holds. A new reference; None if nothing dies."""
     cdef Table* t = &TABLE
     cdef Node* node = node_row(t, n)
-    cdef Save* s
-    cdef Slot* slot
     cdef id_t k, m, o
     cdef id_t at = path_row(t, path).current
     while at != NONE and at != n: at = node_row(t, at).parent
@@ -68,7 +64,6 @@ cdef PyObject* backward_spent(int n, int path, int64_t step, PyObject** grads, i
 cdef int backward_note(Table* t, Node* node, PyObject* result) except -1:
     """Tell the autograd node that called which tensors of this replay's result are the table's own."""
     cdef int32_t k, first
-    cdef Out* o
     backward_replayed(result)
     for k in range(node.n_given):
         o = node_out(t, node, k)
@@ -87,7 +82,6 @@ cdef object slot_object(Table* t, id_t n, id_t k, PyObject** leaves):
 cdef uint64_t reached_versions(Table* t, Node* node) noexcept:
     """The versions of what the node reads without a call's arguments, added up: none is ever smaller than before."""
     cdef uint64_t total = 0
-    cdef Guard* g
     cdef int32_t k
     for k in range(node.len[SLOTS]):
         g = node_guard(t, node, k)
@@ -98,8 +92,6 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
     """The autograd node of a call of n: what is saved, where gradients flow."""
     cdef Node* node = node_row(t, n)
     cdef Objects flows
-    cdef Save* s
-    cdef void* made
     cdef id_t k
     cdef bint again = node.len[EFFECTS] == 0       # else it is not run once more, whatever a backward wants
     saved = PyTuple_New(node.len[SAVES])

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -19,10 +20,6 @@
 #include <atomic>
 #include <map>
 #include <typeindex>
-
-#ifndef CGT_TORCH_MINOR
-#define CGT_TORCH_MINOR 11
-#endif
 
 namespace cgt {
 
@@ -70,19 +67,18 @@ static inline int extents_apart(std::vector<Extent>* extents) noexcept {
   return 1;
 }
 
-// The GIL is the outermost lock. PyTorch looks an accumulator up, or makes it, under a mutex of the tensor's,
-// and may need the GIL for it there (to count a Python object's references): who holds the GIL must not wait
-// for that mutex.
-struct NoGil {
-  PyThreadState* state = PyEval_SaveThread();
-  ~NoGil() { PyEval_RestoreThread(state); }
+struct Gil {
+  PyGILState_STATE state = PyGILState_Ensure();
+  ~Gil() { PyGILState_Release(state); }
 };
 
 // Where gradients of these tensors go; no edge for what is undefined. Ours, so that nobody else can take
 // them away meanwhile.
+// The GIL is the outermost lock. PyTorch looks an accumulator up, or makes it, under a mutex of the tensor's, and may
+// need the GIL for it there (to count a Python object's references): who holds the GIL must not wait for that mutex.
 static ag::edge_list edges_of(const std::vector<at::Tensor>& tensors) {
   ag::edge_list edges(tensors.size());
-  NoGil no_gil;
+  py::gil_scoped_release no_gil;
   for (size_t k = 0; k < tensors.size(); ++k)
     if (tensors[k].defined()) edges[k] = ag::impl::gradient_edge(tensors[k]);
   return edges;
@@ -178,8 +174,6 @@ REACH(SavedGradFn, &ag::SavedVariable::grad_fn_);
 REACH(SavedNone, &ag::SavedVariable::was_default_constructed_);
 
 // Did a backward free anything that the graphs behind these tensors saved, as far as they were made since `since`?
-// (Python can ask by registering hooks, which raises then, and at all that hold None: of 120 such an H100's machine
-// took 80 ms.)
 static bool graphs_freed(PyObject* tensors, uint64_t since) {
   py::list saved = saved_of(nodes_since(tensors, since));
   return std::any_of(saved.begin(), saved.end(), [](py::handle handle) {
@@ -277,13 +271,12 @@ static void sinks_open(PyObject* capsule, PyObject* tensors) {
   Sinks& sinks = inside<Sinks>(capsule);
   std::vector<at::Tensor> flows = tensors_of(tensors);
   for (size_t k = 0; k < flows.size(); ++k) {
-    if (!flows[k].requires_grad()) {
+    if (flows[k].requires_grad()) {
+      sinks.nodes[k] = node_ptr(new Sink());
+      sinks.nodes[k]->add_input_metadata(flows[k]);
+    } else {
       flows[k].reset();
-      continue;
     }
-    auto* sink = new Sink();
-    sinks.nodes[k] = node_ptr(sink);
-    sink->add_input_metadata(flows[k]);
   }
   ag::edge_list ends = edges_of(flows);
   for (size_t k = 0; k < flows.size(); ++k)
@@ -338,11 +331,10 @@ static PyObject* sinks_flows(PyObject* capsule, PyObject* results, uint64_t sinc
   return py::make_tuple(joined, single).release().ptr();
 }
 
-// Does autograd make a graph from now on? Whether it did.
-static bool grad_mode(bool on) noexcept {
-  bool before = c10::GradMode::is_enabled();
-  c10::GradMode::set_enabled(on);
-  return before;
+// body() where autograd makes a graph.
+static PyObject* with_grad(PyObject* body) {
+  c10::AutoGradMode on(true);
+  return called(body);
 }
 
 // Does somebody hear of gradients on their way through the last `steps` nodes that made t?
@@ -352,8 +344,7 @@ static bool graph_heard(PyObject* t, int steps) {
     if (!node->pre_hooks().empty() || !node->post_hooks().empty() || !node->tensor_pre_hooks().empty() ||
         !node->retains_grad_hooks().empty())
       return true;
-    NodePtr next = node->next_edge(0).function;
-    node = std::move(next);
+    node = NodePtr(node->next_edge(0).function);
   }
   return false;
 }
@@ -377,6 +368,9 @@ static void sinks_cut(PyObject* capsule) {
   Sinks& sinks = inside<Sinks>(capsule);
   std::vector<int> reached(sinks.nodes.size(), 0);
   sinks_walk(sinks, true, &reached);
+  for (const NodePtr& node : sinks.graph)      // an op in place on a view: its own node leads where the one around does
+    if (auto* slices = dynamic_cast<ag::CopySlices*>(node.get()))
+      for (uint32_t k = 1; k < slices->num_outputs(); ++k) slices->fn->next_edges()[k] = slices->next_edge(k);
   for (ag::Edge& end : sinks.ends)
     if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
   sinks.roots.clear();
@@ -386,8 +380,7 @@ static void sinks_cut(PyObject* capsule) {
   }
 }
 
-// The engine runs a node on the stream that was current when the node learnt of its inputs: let that be
-// today's.
+// The engine runs a node on the stream that was current when the node learnt of its inputs: let that be today's.
 static void stamp(const NodePtr& node) {
   std::vector<ag::InputMetadata> inputs;
   for (uint32_t k = 0; k < node->num_inputs(); ++k) {
@@ -428,7 +421,7 @@ static void graphs_here(PyObject* tensors, int64_t from) {
 // is_reduced are to run in the capture, the accumulator changes its stream.
 static void sinks_away(PyObject* capsule, int away, int parallel) noexcept {
   const Sinks& sinks = inside<Sinks>(capsule);
-  NoGil no_gil;
+  py::gil_scoped_release no_gil;
   for (const ag::Edge& end : sinks.ends) {
     auto* leaf = dynamic_cast<ag::AccumulateGrad*>(end.function.get());
     if (!leaf) continue;
@@ -470,7 +463,7 @@ static int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noex
     int* id;
     ~Task() { *id = NO_TASK; }
   } task{begin->task};
-  NoGil no_gil;
+  py::gil_scoped_release no_gil;
   ag::Engine::get_default_engine().execute({ag::Edge(root, 0)}, {nothing}, /*keep_graph=*/true,
                                            /*create_graph=*/false, /*accumulate_grad=*/true);
   return 0;
@@ -523,7 +516,7 @@ static void histories_restore(PyObject* capsule) noexcept {
     ag::AutogradMeta* m = autograd_meta_of(h.tensor.unsafeGetTensorImpl());
     if (m) m->grad_fn_ = h.grad_fn, m->output_nr_ = h.output_nr, m->requires_grad_ = h.requires_grad;
     if (m && !h.requires_grad) {
-      NoGil no_gil;
+      py::gil_scoped_release no_gil;
       std::lock_guard<std::mutex> lock(m->mutex_);
       m->grad_accumulator_ = WeakNode(h.accumulator);
     }
@@ -573,9 +566,8 @@ struct Backward : ag::Node {
   ~Backward() override {
     release_variables();
     if (!site || !Py_IsInitialized()) return;
-    PyGILState_STATE gil = PyGILState_Ensure();
+    Gil gil;
     Py_CLEAR(site);
-    PyGILState_Release(gil);
   }
 };
 
@@ -641,18 +633,12 @@ static PyObject* changed_since(PyObject* saved, const std::vector<Version>& vers
 
 void Backward::release_variables() {
   if (!saved || !Py_IsInitialized()) return;
-  PyGILState_STATE gil = PyGILState_Ensure();
+  Gil gil;
   if (PyObject* let_go = std::exchange(saved, nullptr)) {  // another thread may have been first
     released(path, step);
     Py_DECREF(let_go);
   }
-  PyGILState_Release(gil);
 }
-
-struct Gil {
-  PyGILState_STATE state = PyGILState_Ensure();
-  ~Gil() { PyGILState_Release(state); }
-};
 
 // The graph task in which the engine runs this node, in this thread; or NULL: somebody called the node by hand.
 // Autograd gives out its number and the address of a member.

@@ -131,15 +131,6 @@ cdef int nodes_of(cu.CUgraph graph, Nodes* nodes) except? RAISES:
     nodes.resize(n)
     return cu.cuGraphGetNodes(graph, nodes.data(), &n) if code == 0 and n else code
 
-cdef int cuda_last_node(void* stream, void** node) except? RAISES:
-    """The node that the capturing stream added last."""
-    cdef cu.CUstreamCaptureStatus status
-    cdef const cu.CUgraphNode* last = NULL
-    cdef size_t n = 0
-    cdef int code = cu.cuStreamGetCaptureInfo(cu_stream(stream), &status, NULL, NULL, &last, NULL, &n)
-    node[0] = <void*>last[0] if code == 0 and n else NULL
-    return code
-
 cdef int cuda_capturing(void* stream) except? RAISES nogil:
     """Is somebody's capture under way on this stream? Then a call runs the plain function. The legacy stream, where
     torch works unless it is told otherwise, cannot be captured, and need not be asked at each call."""
@@ -194,8 +185,6 @@ cdef int path_captured(Path* p, void* stream) except? RAISES nogil:
 
 cdef int spread_new(Spread** spread, list others) except -1:
     """others: [(device, stream, pool), ...]"""
-    cdef Spread* s
-    cdef Beside* b
     if not others: return 0
     s = <Spread*>malloc(sizeof(Spread) + len(others) * sizeof(Beside))
     if s is NULL: raise MemoryError()
@@ -203,14 +192,13 @@ cdef int spread_new(Spread** spread, list others) except -1:
     spread[0] = s                   # the recording frees it, as far as it got
     for device, stream, pool in others:
         b = &s.others[s.n]
-        b.device, b.stream, b.pool = device, <void*><uintptr_t>stream, <void*><uintptr_t>pool
+        b.device, b.stream, b.pool = device, <void*><uintptr_t>stream, <CudaPool*><uintptr_t>pool
         b.state = b.event = NULL
         cuda_pool_count(b.pool, 1)
         s.n += 1
     return 0
 
 cdef void spread_free(Spread* s) noexcept:
-    cdef int32_t k
     if s is NULL: return
     for k in range(s.n):
         if s.others[k].state is not NULL: cuda_state_free(s.others[k].state)
@@ -221,7 +209,6 @@ cdef void spread_free(Spread* s) noexcept:
 
 cdef Beside* beside_of(Spread* s, int device) noexcept nogil:
     """NULL: not another GPU of the recording's."""
-    cdef int32_t k
     for k in range(s.n if s is not NULL else 0):
         if s.others[k].device == device: return &s.others[k]
     return NULL
@@ -265,9 +252,7 @@ cdef inline void* stream_there(Beside* b, bint captured) noexcept nogil:
 
 cdef int spread_meet(Spread* s, int32_t n, bint captured, int device, void* stream) except? RAISES nogil:
     """What comes on this stream waits for what the first n of the other GPUs have now."""
-    cdef int32_t k
     cdef int code = 0
-    cdef Beside* b
     for k in range(n):
         b = &s.others[k]
         if code == 0:
@@ -276,9 +261,7 @@ cdef int spread_meet(Spread* s, int32_t n, bint captured, int device, void* stre
 
 cdef int spread_part(Spread* s, int32_t n, bint captured, int device, void* stream) except? RAISES nogil:
     """And what comes on those waits for it."""
-    cdef int32_t k
     cdef int code = 0
-    cdef Beside* b
     for k in range(n):
         b = &s.others[k]
         if code == 0:
@@ -287,40 +270,33 @@ cdef int spread_part(Spread* s, int32_t n, bint captured, int device, void* stre
 
 cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device) except? RAISES nogil:
     """Launch a graph of a recording that works on these GPUs, too, or on no others (NULL)."""
-    cdef int code
-    if s is NULL: return d.launch(exec_, stream, device)
-    code = spread_meet(s, s.n, False, device, stream)
+    cdef int code = fault(CALL_LAUNCH)
+    if code == 0 and s is not NULL: code = spread_meet(s, s.n, False, device, stream)
     if code == 0: code = d.launch(exec_, stream, device)
-    return code if code else spread_part(s, s.n, False, device, stream)
+    return code if code or s is NULL else spread_part(s, s.n, False, device, stream)
 
 cdef void capturing_set(Recording* r, int on) noexcept:
     """A capture begins, or is over, on all of them."""
-    cdef int32_t k
     r.capturing = on
     cuda_mark(r.device, on)
     for k in range(r.spread_open): cuda_mark(r.spread.others[k].device, on)
 
 cdef void pools_end(Recording* r) noexcept:
-    cdef int32_t k
     for k in range(r.spread_open): cuda_pool_end(r.spread.others[k].pool)
     r.spread_open = 0
     if r.pool_open: cuda_pool_end(r.pool)
     r.pool_open = 0
 
-cdef int pool_restore(int device, void* pool, void* state, void** live, int n) except? RAISES:
+cdef int pool_restore(int device, CudaPool* pool, void* state, const vector[void*]& live) except? RAISES:
     cdef OnDevice here
-    cdef int code
     here.go(device)
-    code = cuda_pool_restore(pool, state, live, n)
-    return ERROR_FOREIGN_MEMORY if code == 1 else code
+    return 0 if cuda_pool_restore(pool, state, live) else ERROR_FOREIGN_MEMORY
 
-cdef int cuda_restore(Recording* r, void* state, void** live, int n) except? RAISES:
-    cdef int code = fault(CALL_RESTORE)
-    return code if code else pool_restore(r.device, r.pool, state, live, n)
+cdef int cuda_restore(Recording* r, void* state, const vector[void*]& live) except? RAISES:
+    return pool_restore(r.device, r.pool, state, live)
 
 cdef int cuda_resume(Recording* r) except? RAISES:
     cdef OnDevice here
-    cdef int code
     here.go(r.device)
     if r.capturing: return 0
     # Thread-local: other threads may go on allocating and synchronizing while we record.
@@ -332,8 +308,6 @@ cdef int cuda_resume(Recording* r) except? RAISES:
 
 cdef int cuda_begin(Recording* r) except? RAISES:
     cdef int32_t k
-    cdef int code = fault(CALL_BEGIN)
-    if code: return code
     cuda_pool_begin(r.pool, r.stream, cuda_joined)
     r.pool_open = 1
     for k in range(r.spread.n if r.spread is not NULL else 0):
@@ -367,10 +341,8 @@ cdef inline unsigned int copy_blocks(Patch* p) noexcept nogil:
 
 cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
     cdef OnDevice here
-    cdef int code = fault(CALL_COPY)
     cdef CopyArgs a
     cdef void* stream = stream_on(r, tensor_device(to))
-    if code: return code
     p.device = tensor_device(to)
     here.go(p.device)
     copy_args(p, &a)
@@ -379,14 +351,13 @@ cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
             a.params, NULL)
     else:
         code = cu.cuMemcpyDtoDAsync(a.to, a.source, a.nbytes, cu_stream(stream))
-    return code if code else cuda_last_node(stream, &p.handle)
+    if code == 0: p.handle = <void*><uintptr_t>last_nodes(stream)[0]
+    return code
 
 cdef int cuda_feed(Patch* p, const void* source, void* stream) except? RAISES nogil:
     # The driver has read ordinary memory when it returns. What is page-locked it reads later.
     cdef OnDevice here
     cdef unsigned int memory = 0
-    cdef int code = fault(CALL_COPY)
-    if code: return code
     here.go(p.device)
     code = cu.cuMemcpyHtoDAsync(<cu.CUdeviceptr><uintptr_t>p.to, source, p.nbytes, cu_stream(stream))
     if code or not p.told[1]: return code
@@ -418,19 +389,17 @@ cdef int cuda_decide_kernel(int device) except? RAISES:
 
 cdef int cuda_words(Recording* r, Patch* p) except? RAISES:
     cdef OnDevice here
-    cdef int code = fault(CALL_WORDS)
     cdef void* params[3]
     cdef void* stream = stream_on(r, p.device)
     here.go(p.device)
-    if code: return code
     params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
     code = cu.cuLaunchKernel(WORDS_KERNEL[p.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
-    return code if code else cuda_last_node(stream, &p.handle)
+    if code == 0: p.handle = <void*><uintptr_t>last_nodes(stream)[0]
+    return code
 
 cdef int cuda_spend(Recording* r, PyObject* proto) except? RAISES:
-    cdef int code = fault(CALL_SPEND)
-    if code == 0: cuda_pool_spend(r.pool, tensor_storage_ptr(proto))
-    return code
+    cuda_pool_spend(r.pool, tensor_storage_ptr(proto))
+    return 0
 
 cdef bint is_of_nccl(void* function) noexcept nogil:
     """NCCL, whose network wants the host, gives the data of its functions to the graph, which keeps it."""
@@ -449,7 +418,6 @@ cdef int cuda_vet(cu.CUgraph graph, int32_t* count) except? RAISES:
     cdef unsigned int memory = 0
     cdef int32_t inner
     cdef int code = nodes_of(graph, &nodes)
-    cdef size_t k
     count[0] = <int32_t>nodes.size()
     for k in range(nodes.size()):
         if code: break
@@ -476,23 +444,21 @@ cdef int cuda_vet(cu.CUgraph graph, int32_t* count) except? RAISES:
             if memory == cu.CUmemorytype_enum.CU_MEMORYTYPE_HOST: code = ERROR_HOST_MEMORY
     return code
 
-cdef int capture_end(Recording* r, int told, cu.CUgraph* graph) except? RAISES:
-    """What was captured. `told`: the code that this is to fail with."""
+cdef int capture_end(Recording* r, cu.CUgraph* graph) except? RAISES:
+    """What was captured."""
     cdef int joined = spread_meet(r.spread, r.spread_open, True, r.device, r.stream)
     cdef int code = cu.cuStreamEndCapture(cu_stream(r.stream), graph)
     if code == cu.cudaError_enum.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: return code      # it goes on
     capturing_set(r, 0)
-    return joined if joined else code if code else told
+    return joined if joined else code
 
 cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISES:
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef int32_t n = 0
     cdef bint draws = False
-    cdef int32_t k
-    cdef int code
     here.go(r.device)
-    code = capture_end(r, fault(CALL_END), &graph)
+    code = capture_end(r, &graph)
     pools_end(r)
     r.graph = <void*>graph
     if code: return code
@@ -520,9 +486,8 @@ cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     cdef cu.CUgraph graph = NULL
     cdef cu.CUgraphExec exec_ = NULL
     cdef int32_t n = 0
-    cdef int code
     here.go(r.device)
-    code = capture_end(r, fault(CALL_CUT), &graph)
+    code = capture_end(r, &graph)
     read.graph = <void*>graph
     if code == 0: code = cuda_thin(&TABLE.rec_vain)
     if code == 0: code = cuda_vet(graph, &n)
@@ -535,9 +500,8 @@ cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
 
 cdef int cuda_wait(void* stream, int device) except? RAISES nogil:
     cdef OnDevice here
-    cdef int code = fault(CALL_WAIT)
     here.go(device)
-    return code if code else cu.cuStreamSynchronize(cu_stream(stream))
+    return cu.cuStreamSynchronize(cu_stream(stream))
 
 cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? RAISES:
     cdef OnDevice here
@@ -559,7 +523,6 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? 
     cdef cu.CUgraphNodeParams params
     cdef size_t n = 0
     cdef unsigned int k
-    cdef int code = fault(CALL_FORK)
     if DECIDE_KERNEL[r.device] is NULL: return cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
     here.go(r.device)
     memset(&params, 0, sizeof(params))
@@ -567,7 +530,7 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? 
     params.conditional.type = (cu.CUgraphConditionalNodeType_enum.CU_GRAPH_COND_TYPE_IF if f.kind == BRANCH
                                else cu.CUgraphConditionalNodeType_enum.CU_GRAPH_COND_TYPE_WHILE)
     params.conditional.size = 2 if f.kind == BRANCH else 1
-    if code == 0: code = cu.cuCtxGetCurrent(&context)
+    code = cu.cuCtxGetCurrent(&context)
     if code == 0: code = cu.cuStreamGetCaptureInfo(cu_stream(stream), &status, NULL, &graph, &last, &edges, &n)
     if code == 0: code = cu.cuGraphConditionalHandleCreate(&params.conditional.handle, graph, context, 0, 0)
     if code == 0: code = cuda_decide(r, params.conditional.handle, pred, stream)
@@ -592,7 +555,6 @@ cdef int cuda_leave(Recording* r, void* body, void* stream) except? RAISES:
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef int32_t n = 0
-    cdef int code
     here.go(r.device)
     if not cuda_joined(stream): return 0                 # it never began
     code = cu.cuStreamEndCapture(cu_stream(stream), &graph)
@@ -604,9 +566,8 @@ cdef int cuda_instantiate(Recording* r) except? RAISES:
     cdef OnDevice here
     cdef cu.CUgraphExec exec_ = NULL
     cdef size_t before = 0, after = 0, total = 0
-    cdef int code = fault(CALL_INSTANTIATE)
+    if r.n_graph_nodes == 0: return 0                    # only views: nothing to launch
     here.go(r.device)
-    if code or r.n_graph_nodes == 0: return code         # only views: nothing to launch
     cu.cuMemGetInfo(&before, &total)
     code = cu.cuGraphInstantiate(&exec_, <cu.CUgraph>r.graph, 0)
     r.exec = <void*>exec_
@@ -614,36 +575,25 @@ cdef int cuda_instantiate(Recording* r) except? RAISES:
     if cu.cuMemGetInfo(&after, &total) == 0 and after < before: r.exec_bytes += before - after
     return code
 
-cdef vector[void*] made_on(int device, PyObject* tensors) except *:
+cdef vector[void*] made_on(int device, list tensors) except *:
     """Where the memory of those on this device lies."""
     cdef vector[void*] addresses
-    cdef PyObject* x
-    cdef int k
-    for k in range(<int>PyList_GET_SIZEX(tensors)):
-        x = PyList_GET_ITEMX(tensors, k)
-        if tensor_device(x) == device and tensor_storage_ptr(x) is not NULL:
-            addresses.push_back(<void*>tensor_storage_ptr(x))
+    for x in tensors:
+        if tensor_device(<PyObject*>x) == device and tensor_storage_ptr(<PyObject*>x) is not NULL:
+            addresses.push_back(tensor_storage_ptr(<PyObject*>x))
     return addresses
 
-cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live,
-                         int n) except? RAISES:
+cdef int cuda_checkpoint(Recording* r, list made, list outs, list early, const vector[void*]& live) except? RAISES:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
     until a restore finds that nobody holds them."""
     cdef OnDevice here
-    cdef int code = fault(CALL_CHECKPOINT)
-    cdef int j, k, n_outs = <int>PyList_GET_SIZEX(outs)
-    cdef vector[void*] addresses
     here.go(r.device)
-    if code: return code
     for j in range(r.spread.n if r.spread is not NULL else 0):
-        addresses = made_on(r.spread.others[j].device, outs)
-        if code == 0:
-            code = cuda_pool_checkpoint(r.spread.others[j].pool, addresses.data(), <int>addresses.size(),
-                &r.spread.others[j].state)
-    addresses = made_on(r.device, outs)
-    if code == 0: code = cuda_pool_checkpoint(r.pool, addresses.data(), <int>addresses.size(), &r.state)
-    for k in range(n_outs if code == 0 else 0): tensor_disown(PyList_GET_ITEMX(outs, k))
-    return ERROR_FOREIGN_MEMORY if code == 1 else code
+        b = &r.spread.others[j]
+        if not cuda_pool_checkpoint(b.pool, made_on(b.device, outs), &b.state): return ERROR_FOREIGN_MEMORY
+    if not cuda_pool_checkpoint(r.pool, made_on(r.device, outs), &r.state): return ERROR_FOREIGN_MEMORY
+    for x in outs: tensor_disown(<PyObject*>x)
+    return 0
 
 cdef void cuda_abort(Recording* r) noexcept:
     cdef OnDevice here
@@ -661,53 +611,47 @@ cdef void cuda_abort(Recording* r) noexcept:
 
 cdef int cuda_launch(void* exec_, void* stream, int device) except? RAISES nogil:
     cdef OnDevice here
-    cdef int code = fault(CALL_LAUNCH)
-    if code: return code
     if exec_ is NULL: return 0
     here.go(device)
     return cu.cuGraphLaunch(<cu.CUgraphExec>exec_, cu_stream(stream))
 
 cdef int cuda_patch(void* exec_, Patch* p) except? RAISES nogil:
-    cdef int code = fault(CALL_PATCH)
-    if code: return code
     if p.kind == BOUND: return 0            # its words are told: words_tell
     return cuda_patch_words(exec_, p) if p.kind == WORDS else cuda_patch_copy(exec_, p)
 
 cdef int cuda_patch_copy(void* exec_, Patch* p) except? RAISES nogil:
-    cdef OnDevice here
     cdef CopyArgs a
-    cdef cu.CUDA_KERNEL_NODE_PARAMS k
     cdef cu.CUDA_MEMCPY3D m
-    cdef cu.CUcontext context = NULL
-    cdef int code
     copy_args(p, &a)
-    if copied_by_kernel(p):
-        memset(&k, 0, sizeof(k))
-        k.func = COPY_KERNEL[p.device]
-        k.gridDimX, k.gridDimY, k.gridDimZ = copy_blocks(p), 1, 1
-        k.blockDimX, k.blockDimY, k.blockDimZ = COPY_THREADS, 1, 1
-        k.kernelParams = a.params
-        return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
+    if copied_by_kernel(p): return kernel_set(exec_, p, COPY_KERNEL[p.device], copy_blocks(p), COPY_THREADS, a.params)
     memset(&m, 0, sizeof(m))
     m.srcMemoryType = m.dstMemoryType = cu.CUmemorytype_enum.CU_MEMORYTYPE_DEVICE
     m.srcDevice, m.dstDevice = a.source, a.to
     m.WidthInBytes = a.nbytes
     m.Height = m.Depth = 1
-    here.go(p.device)
-    code = cu.cuCtxGetCurrent(&context)
-    if code: return code
-    return cu.cuGraphExecMemcpyNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &m, context)
+    return copy_set(exec_, p, &m)
 
 cdef int cuda_patch_words(void* exec_, Patch* p) except? RAISES nogil:
-    cdef cu.CUDA_KERNEL_NODE_PARAMS k
     cdef void* params[3]
-    memset(&k, 0, sizeof(k))
     params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
-    k.func = WORDS_KERNEL[p.device]
-    k.gridDimX = k.gridDimY = k.gridDimZ = 1
-    k.blockDimX = k.blockDimY = k.blockDimZ = 1
-    k.kernelParams = params
+    return kernel_set(exec_, p, WORDS_KERNEL[p.device], 1, 1, params)
+
+cdef int kernel_set(void* exec_, Patch* p, cu.CUfunction kernel, unsigned int blocks, unsigned int threads,
+                    void** params) except? RAISES nogil:
+    cdef cu.CUDA_KERNEL_NODE_PARAMS k
+    memset(&k, 0, sizeof(k))
+    k.func, k.kernelParams = kernel, params
+    k.gridDimX, k.gridDimY, k.gridDimZ = blocks, 1, 1
+    k.blockDimX, k.blockDimY, k.blockDimZ = threads, 1, 1
     return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
+
+cdef int copy_set(void* exec_, Patch* p, cu.CUDA_MEMCPY3D* move) except? RAISES nogil:
+    cdef OnDevice here
+    cdef cu.CUcontext context = NULL
+    here.go(p.device)
+    code = cu.cuCtxGetCurrent(&context)
+    return code if code else cu.cuGraphExecMemcpyNodeSetParams(
+        <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, move, context)
 
 # --- numbers and addresses among a node's arguments ---
 
@@ -746,7 +690,6 @@ cdef Args* args_take(cu.CUgraphNode node) except NULL:
     cdef cu.CUDA_KERNEL_NODE_PARAMS params
     cdef cu.CUgraphNodeType kind
     cdef size_t n = 0, k, offset = 0, size = 0, end = 0
-    cdef Args* a
     cdef char* buffer = NULL
     memset(&params, 0, sizeof(params))
     check(CUDA, cu.cuGraphNodeGetType(node, &kind), CALL_CUT)
@@ -784,8 +727,6 @@ cdef void cuda_word_free(Patch* p) noexcept:
     if a.users == 0: free(a)
 
 cdef int cuda_scalar(void* exec_, Patch* p, Number* r) except? RAISES:
-    cdef int code = fault(CALL_PATCH)
-    if code: return code
     form_write(p.part, r.is_float, r.now.f, r.now.i, args_bytes(<Args*>p.to) + p.at)
     return 0
 
@@ -796,17 +737,9 @@ cdef void address_write(Patch* p, uint64_t address) noexcept:
     else: a.move.dstDevice = <cu.CUdeviceptr>address
 
 cdef int cuda_word_done(void* exec_, Patch* p) except? RAISES:
-    cdef OnDevice here
-    cdef cu.CUcontext context = NULL
     cdef Args* a = <Args*>p.to
-    cdef int code = fault(CALL_PATCH)
-    if code: return code
-    if not a.copies:
-        return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.params)
-    here.go(p.device)
-    code = cu.cuCtxGetCurrent(&context)
-    return code if code else cu.cuGraphExecMemcpyNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle,
-        &a.move, context)
+    if a.copies: return copy_set(exec_, p, &a.move)
+    return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.params)
 
 cdef bint is_flat(cu.CUDA_MEMCPY3D* m) noexcept:
     """Does it copy one run of bytes of device memory? Its addresses are then those that it names."""
@@ -821,11 +754,8 @@ cdef tuple cuda_shot(cu.CUgraphNode node):
     """(handle, kind, what must be the same, [(offset, bytes) of each argument]) of a node; kind 0: a kernel, 1: a copy,
     2: fills memory."""
     cdef cu.CUgraphNodeType kind
-    cdef cu.CUDA_KERNEL_NODE_PARAMS* p
     cdef cu.CUDA_MEMSET_NODE_PARAMS fill
-    cdef Args* a
     cdef size_t offset = 0, size = 0
-    cdef int32_t k
     params, shape = [], ()
     check(CUDA, cu.cuGraphNodeGetType(node, &kind), CALL_CUT)
     if kind == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET:
@@ -862,8 +792,6 @@ cdef int cuda_bind(Recording* r, Patch* p) noexcept: return 0
 
 cdef int cuda_bound(cu.CUgraph graph, Patch* patches, int32_t n) except? RAISES:
     """Take out the copies of rebound slots, and have the graph work on the memory of the call that is recorded."""
-    cdef Args* a
-    cdef int32_t k
     cdef int code = 0
     for k in range(n):
         if code: break
@@ -907,16 +835,15 @@ cdef Py_ssize_t cuda_length(Recording* r) except -1:
 cdef list cuda_nodes(Recording* r, size_t first=0):
     """The nodes of the capture under way from this one on, in the order in which they were made."""
     cdef Nodes nodes
-    cdef size_t k
     check(CUDA, nodes_of(cuda_graph(r), &nodes), CALL_CUT)
     return [<uintptr_t>nodes[k] for k in range(first, nodes.size())]
 
 cdef list cuda_mark_here(Recording* r):
     """For the stream and those of other GPUs: the nodes behind which its next one will stand."""
-    cdef int32_t k
     return [last_nodes(r.stream)] + [last_nodes(r.spread.others[k].stream) for k in range(r.spread_open)]
 
 cdef list last_nodes(void* stream):
+    """Behind which the capturing stream's next one will stand."""
     cdef cu.CUstreamCaptureStatus status
     cdef const cu.CUgraphNode* last = NULL
     cdef size_t n = 0, k
@@ -937,31 +864,27 @@ cdef int stream_back(void* stream, list mark) except -1:
         cu_stream(stream), nodes.data(), NULL, nodes.size(),
         cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES), CALL_CUT)
 
-cdef int cuda_thin(Column* vain) except? RAISES:
-    """Take out nodes that were captured to look at. Nothing stands behind them."""
+cdef int cuda_thin(vector[void*]* vain) except? RAISES:
+    """Take out nodes that were captured to look at, the last one first. Nothing stands behind them."""
     cdef int code = 0
-    cdef int32_t k
-    for k in range(vain.n - 1, -1, -1):
-        if code == 0: code = cu.cuGraphDestroyNode((<cu.CUgraphNode*>vain.rows)[k])
-    vain.n = 0
+    while not vain.empty():
+        if code == 0: code = cu.cuGraphDestroyNode(<cu.CUgraphNode>vain.back())
+        vain.pop_back()
     return code
 
 cdef int cuda_order(Path* p, int device, void* stream) except? RAISES nogil:
-    cdef int code = fault(CALL_ORDER)
     cdef OnDevice there
     if p.event_only:
-        if code or p.event is NULL: return code
+        if p.event is NULL: return 0
         there.go(device)
         return cu.cuStreamWaitEvent(cu_stream(stream), <cu.CUevent>p.event, 0)
     # An event of a capture would draw this stream into it. Calls do not come here (path_captured), and who begins a
     # capture as PyTorch does has waited for the device.
-    if code or cuda_joined(p.last_stream): return code
+    if cuda_joined(p.last_stream): return 0
     return cuda_follow(&p.event, p.device, p.last_stream, device, stream)
 
 cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil:
     cdef OnDevice here
-    cdef int code = fault(CALL_MOVE)
-    if code: return code
     here.go(device)
     return cu.cuMemcpyDtoDAsync(
         <cu.CUdeviceptr><uintptr_t>to, <cu.CUdeviceptr><uintptr_t>source, nbytes,
@@ -984,7 +907,7 @@ cdef int move_or_fail(void* to, const void* source, int64_t nbytes, int device) 
         except Exception:
             return -1
 
-cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexcept:
+cdef void cuda_destroy(void* graph, void* exec_, CudaPool* pool, void* state) noexcept:
     # Safe for launches in flight (the driver defers); the memory they touch is the pool's and stays.
     if exec_ is not NULL: cu.cuGraphExecDestroy(<cu.CUgraphExec>exec_)
     if graph is not NULL: cu.cuGraphDestroy(<cu.CUgraph>graph)

@@ -5,13 +5,6 @@
 #pragma once
 #include "tape_shim.h"
 
-#ifndef CGT_WITH_CUDA
-#define CGT_WITH_CUDA 0
-#endif
-#ifndef CGT_TORCH_MINOR
-#define CGT_TORCH_MINOR 11
-#endif
-
 #if CGT_WITH_CUDA
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -89,7 +82,7 @@ struct CudaPool {
   bool settled;  // nothing that a recording freed waits for another stream
 };
 
-static void* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) {
+static CudaPool* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) {
   namespace alloc = c10::cuda::CUDACachingAllocator;
   auto d = static_cast<c10::DeviceIndex>(device);
   alloc::createOrIncrefPool(d, {hi, lo});
@@ -128,8 +121,7 @@ static void cuda_pools_drop() noexcept {
   if (cuda_pools_over.empty() || cuda_captures()) return;
   for (CudaPool* p : cuda_pools_over) {
     try {
-      // Expandable segments are unmapped when their own stream is done; a rescue may still read them on
-      // another one.
+      // Expandable segments are unmapped when their own stream is done; a rescue may still read them on another one.
       c10::cuda::CUDAGuard guard(p->device);
       c10::cuda::device_synchronize();
       for (void* at : p->ours) c10::cuda::CUDACachingAllocator::raw_delete(at);
@@ -149,19 +141,17 @@ static void cuda_pool_drop(CudaPool* p) noexcept {
   cuda_pools_drop();
 }
 
-static void cuda_pool_retire(void* pool) noexcept {
-  auto* p = static_cast<CudaPool*>(pool);
+static void cuda_pool_retire(CudaPool* p) noexcept {
   p->retired = true;
   cuda_pool_drop(p);
 }
 
-static void cuda_pool_count(void* pool, int by) noexcept {
-  auto* p = static_cast<CudaPool*>(pool);
+static void cuda_pool_count(CudaPool* p, int by) noexcept {
   p->nodes += by;
   if (by < 0) cuda_pool_drop(p);
 }
 
-static int cuda_pool_nodes(void* pool) noexcept { return static_cast<CudaPool*>(pool)->nodes; }
+static int cuda_pool_nodes(CudaPool* p) noexcept { return p->nodes; }
 
 // What a recording freed while another stream used it (Tensor.record_stream, NCCL's coalesced work) is free when that
 // stream is through, which no capture can ask. Nothing of the pool runs now: let the allocator ask.
@@ -176,13 +166,12 @@ static void cuda_pool_settle(CudaPool* p) {
 }
 
 // Put the pool into a node's state (NULL: empty), `live` addresses allocated, what died since free.
-// 0 done; 1 somebody else owns memory of the pool, nothing was changed.
-static int cuda_pool_restore(void* pool, void* state, void** live, int n) {
+// False: somebody else owns memory of the pool, nothing was changed.
+static bool cuda_pool_restore(CudaPool* p, void* state, const std::vector<void*>& live) {
   namespace alloc = c10::cuda::CUDACachingAllocator;
-  auto* p = static_cast<CudaPool*>(pool);
   if (!p->settled) cuda_pool_settle(p);
-  if (!alloc::checkPoolLiveAllocations(p->device, p->id, p->ours)) return 1;
-  std::unordered_set<void*> keep(live, live + n);
+  if (!alloc::checkPoolLiveAllocations(p->device, p->id, p->ours)) return false;
+  std::unordered_set<void*> keep(live.begin(), live.end());
   auto to = state ? *static_cast<std::shared_ptr<alloc::AllocatorState>*>(state) : p->empty;
   auto delta = alloc::setCheckpointPoolState(p->device, to);
   p->ours.clear();
@@ -191,24 +180,22 @@ static int cuda_pool_restore(void* pool, void* state, void** live, int n) {
       p->ours.insert(data.get());
       data.release_context();
     }
-  return 0;  // the rest of delta.dataptrs_allocd is freed here
+  return true;  // the rest of delta.dataptrs_allocd is freed here
 }
 
 // Free memory of the pool that no node will need behind the recording under way.
-static void cuda_pool_spend(void* pool, void* at) {
-  auto* p = static_cast<CudaPool*>(pool);
+static void cuda_pool_spend(CudaPool* p, void* at) {
   if (p->ours.erase(at) == 0) return;  // of a pool that was given up
   c10::cuda::CUDACachingAllocator::raw_delete(at);
 }
 
-// The pool's state after a recording that added `made` to what restore left. `*state` is NULL and 1 is
-// returned if anything else was allocated since.
-static int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) {
+// The pool's state after a recording that added `made` to what restore left. False, and there is none, if anything else
+// was allocated since.
+static bool cuda_pool_checkpoint(CudaPool* p, const std::vector<void*>& made, void** state) {
   namespace alloc = c10::cuda::CUDACachingAllocator;
-  auto* p = static_cast<CudaPool*>(pool);
   std::unordered_set<void*> all(p->ours);
-  all.insert(made, made + n);
-  if (!alloc::checkPoolLiveAllocations(p->device, p->id, all)) return 1;
+  all.insert(made.begin(), made.end());
+  if (!alloc::checkPoolLiveAllocations(p->device, p->id, all)) return false;
   std::shared_ptr<alloc::AllocatorState> now;
   try {
     now = alloc::getCheckpointState(p->device, p->id);
@@ -219,12 +206,11 @@ static int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) {
   p->settled = true;
   *state = new std::shared_ptr<alloc::AllocatorState>(std::move(now));
   p->ours = std::move(all);
-  return 0;
+  return true;
 }
 
 // Was the storage that begins at this address allocated in the recording under way? Walks the pool.
-static bool cuda_pool_made(void* pool, void* at) {
-  auto* p = static_cast<CudaPool*>(pool);
+static bool cuda_pool_made(CudaPool* p, void* at) {
   if (p->ours.count(at)) return false;
   auto address = reinterpret_cast<size_t>(at);
   for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot(p->id).segments)
@@ -234,9 +220,8 @@ static bool cuda_pool_made(void* pool, void* at) {
 
 // What is free of the pool, a list: (address, bytes, is its segment a small one?, is it of this stream?). (PyTorch's
 // own torch.cuda.memory_snapshot makes dicts of all that was ever traced, too.)
-static PyObject* cuda_pool_free(void* pool, void* stream) {
+static PyObject* cuda_pool_free(CudaPool* p, void* stream) {
   py::list found;
-  auto* p = static_cast<CudaPool*>(pool);
   for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot(p->id, false).segments) {
     if (segment.owner_private_pool_id != p->id || segment.device != p->device) continue;
     size_t at = segment.address;
@@ -265,8 +250,7 @@ static void cuda_state_free(void* state) noexcept {
   delete static_cast<std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState>*>(state);
 }
 
-static void cuda_pool_id(void* pool, unsigned long long* id) noexcept {
-  auto* p = static_cast<CudaPool*>(pool);
+static void cuda_pool_id(CudaPool* p, unsigned long long* id) noexcept {
   id[0] = p->id.first;
   id[1] = p->id.second;
 }
@@ -274,8 +258,7 @@ static void cuda_pool_id(void* pool, unsigned long long* id) noexcept {
 // Route allocations made on `stream`, by any thread (autograd's worker too), to the pool; and those
 // on streams that the function forked from it, which are then `joined` as well.
 typedef int (*stream_test)(void* stream);
-static void cuda_pool_begin(void* pool, void* stream, stream_test joined) {
-  auto* p = static_cast<CudaPool*>(pool);
+static void cuda_pool_begin(CudaPool* p, void* stream, stream_test joined) {
   cudaStream_t s = static_cast<cudaStream_t>(stream);
   c10::cuda::CUDACachingAllocator::beginAllocateToPool(
       p->device, p->id, [s, joined](cudaStream_t other) { return other == s || joined(other); });
@@ -283,8 +266,7 @@ static void cuda_pool_begin(void* pool, void* stream, stream_test joined) {
 }
 
 // Stop routing. The routing held the pool once more; it is let go, since cuda_pool_new holds it.
-static void cuda_pool_end(void* pool) noexcept {
-  auto* p = static_cast<CudaPool*>(pool);
+static void cuda_pool_end(CudaPool* p) noexcept {
   c10::cuda::CUDACachingAllocator::endAllocateToPool(p->device, p->id);
   c10::cuda::CUDACachingAllocator::releasePool(p->device, p->id);
 }
@@ -478,24 +460,25 @@ static inline void cuda_thread_ready(int) noexcept {}
 [[noreturn]] static void cuda_absent() { throw std::runtime_error("cgt was built against a CPU torch"); }
 static inline void cuda_set_stream(int64_t, int) { cuda_absent(); }
 typedef int (*stream_test)(void* stream);
-static void cuda_pool_begin(void*, void*, stream_test) { cuda_absent(); }
-static void cuda_pool_end(void*) noexcept {}
-static void* cuda_pool_new(int, unsigned long long, unsigned long long) { cuda_absent(); }
+struct CudaPool;
+static void cuda_pool_begin(CudaPool*, void*, stream_test) { cuda_absent(); }
+static void cuda_pool_end(CudaPool*) noexcept {}
+static CudaPool* cuda_pool_new(int, unsigned long long, unsigned long long) { cuda_absent(); }
 static void cuda_pools_drop() noexcept {}
-static void cuda_pool_retire(void*) noexcept {}
-static void cuda_pool_count(void*, int) noexcept {}
-static int cuda_pool_nodes(void*) noexcept { return 0; }
-static int cuda_pool_restore(void*, void*, void**, int) { cuda_absent(); }
-static void cuda_pool_spend(void*, void*) { cuda_absent(); }
-static int cuda_pool_checkpoint(void*, void**, int, void**) { cuda_absent(); }
-static bool cuda_pool_made(void*, void*) { return false; }
-static PyObject* cuda_pool_free(void*, void*) { return py::list().release().ptr(); }
+static void cuda_pool_retire(CudaPool*) noexcept {}
+static void cuda_pool_count(CudaPool*, int) noexcept {}
+static int cuda_pool_nodes(CudaPool*) noexcept { return 0; }
+static bool cuda_pool_restore(CudaPool*, void*, const std::vector<void*>&) { cuda_absent(); }
+static void cuda_pool_spend(CudaPool*, void*) { cuda_absent(); }
+static bool cuda_pool_checkpoint(CudaPool*, const std::vector<void*>&, void**) { cuda_absent(); }
+static bool cuda_pool_made(CudaPool*, void*) { return false; }
+static PyObject* cuda_pool_free(CudaPool*, void*) { return py::list().release().ptr(); }
 static PyObject* cuda_allocations(int) { return py::set().release().ptr(); }
 static int64_t cuda_dropout_now(int) noexcept { return 1; }
 static void cuda_dropout_undo(int) noexcept {}
 static void cuda_dropout_watch() {}
 static void cuda_state_free(void*) noexcept {}
-static void cuda_pool_id(void*, unsigned long long*) noexcept {}
+static void cuda_pool_id(CudaPool*, unsigned long long*) noexcept {}
 static void cuda_mark(int, int) noexcept {}
 static void* generator_swap(PyObject*, PyObject*, PyObject*, unsigned long long) { cuda_absent(); }
 static uint64_t generator_restore(void*, int*) noexcept { return 0; }

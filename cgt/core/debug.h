@@ -5,3 +5,9 @@
 #ifndef CGT_DEBUG
 #define CGT_DEBUG 0
 #endif
+#ifndef CGT_WITH_CUDA
+#define CGT_WITH_CUDA 0
+#endif
+#ifndef CGT_TORCH_MINOR
+#define CGT_TORCH_MINOR 11
+#endif

@@ -1,9 +1,8 @@
 // "Has this dict changed since?" in a load and a compare.
 //
-// Up to Python 3.11 every dict carries a version tag that no two states of any dict share. From 3.12
-// on a dict watcher tells: a change of any watched dict moves one counter, and the places are
-// then compared again. Globals of modules change all the time (every loop variable of a script), so
-// of those it counts only what some place names.
+// Up to Python 3.11 every dict carries a version tag that no two states of any dict share. From 3.12 on a dict watcher
+// tells: a change of any watched dict moves one counter, and the places are then compared again. Globals of modules
+// change all the time (every loop variable of a script), so of those it counts only what some place names.
 #pragma once
 #include <Python.h>
 #include <cstdint>

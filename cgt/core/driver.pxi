@@ -1,6 +1,6 @@
 # The seam. What differs between a CUDA graph and a host tape is this struct of functions and nothing else; every one
-# returns 0 or an error code, and any GPU may be current when it is called. Either side can be told to fail at call k
-# with code c (fault_set), which is how error paths are tested on a machine without a GPU.
+# returns 0 or an error code, and any GPU may be current when it is called. Whoever calls one asks `fault` first: either
+# side can be told to fail at call k with code c (fault_set), which is how error paths are tested without a GPU.
 
 cdef enum:                        # DriverCall, in the order of CALL_NAMES
     CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_INSTANTIATE, CALL_CHECKPOINT,
@@ -19,7 +19,7 @@ cdef enum:                        # our own codes; the driver's are positive
     ERROR_TAPE = -10              # an op of the tape threw: what eager raises is set
 
 cdef struct Driver:
-    int (*restore)(Recording* r, void* state, void** live, int n) except? RAISES   # the pool behind the parent
+    int (*restore)(Recording* r, void* state, const vector[void*]& live) except? RAISES    # the pool behind the parent
     int (*begin)(Recording* r) except? RAISES
     int (*copy)(Recording* r, Patch* p, PyObject* to) except? RAISES   # record the copy node of a copied slot
     # copy what a slot of the host's holds, on this stream; the host's driver has no such slots
@@ -41,7 +41,7 @@ cdef struct Driver:
     int (*instantiate)(Recording* r) except? RAISES            # exec
     # The recording's memory becomes the pool's: made, outs are lists of tensors; live as in restore.
     # `early`: of outs, those whose bytes must last until the recording itself writes them.
-    int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) except? RAISES
+    int (*checkpoint)(Recording* r, list made, list outs, list early, const vector[void*]& live) except? RAISES
     void (*abort)(Recording* r) noexcept                 # undo begin, whatever happened since
     int (*launch)(void* exec_, void* stream, int device) except? RAISES nogil
     int (*patch)(void* exec_, Patch* p) except? RAISES nogil   # tell the exec p.told
@@ -55,7 +55,7 @@ cdef struct Driver:
     # on the caller's current stream
     int (*move)(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil
     int (*rescue)(void* held, PyObject* proto, int device) except? RAISES  # part a holder's storage and proto's
-    void (*destroy)(void* graph, void* exec_, void* pool, void* state) noexcept
+    void (*destroy)(void* graph, void* exec_, CudaPool* pool, void* state) noexcept
 
 cdef Driver DRIVERS[2]
 
@@ -104,3 +104,8 @@ cdef int fail(int driver, int code, int call) except -1:
 
 cdef inline int check(int driver, int code, int call) except -1:
     return fail(driver, code, call) if code != 0 else 0
+
+cdef int bytes_move(int device, void* to, const void* source, int64_t nbytes) except -1:
+    """Copy them, in the order of the caller's current stream; -1: the host."""
+    cdef int driver = CUDA if device >= 0 else HOST
+    return check(driver, fault(CALL_MOVE) or DRIVERS[driver].move(to, source, nbytes, device), CALL_MOVE)

@@ -6,7 +6,6 @@ cdef inline int64_t miss(int why, int64_t where) noexcept nogil: return (<int64_
 cdef inline PyObject* slot_tensor(Table* t, Node* n, id_t k, PyObject** leaves) noexcept nogil:
     """The call's tensor of slot k. Of a gradient: something to compare, no Python object (slot_object); or NULL."""
     cdef Guard* g = node_guard(t, n, k)
-    cdef Guard* owner
     if g.leaf != NONE: return leaves[g.leaf]
     if g.grad_of == NONE: return g.tensor
     owner = node_guard(t, n, g.grad_of)
@@ -61,7 +60,6 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
 
 cdef bint is_argument(Table* t, Node* n, PyObject* x, PyObject** leaves) noexcept nogil:
     """Is this tensor an argument of the call? (When it was recorded, what is followed was none.)"""
-    cdef int32_t k
     for k in range(spec_row(t, n.spec).n_leaves):
         if leaves[k] == x: return True
     return False
@@ -71,8 +69,6 @@ cdef bint guard_identity(Table* t, Node* n, int32_t k, PyObject* x, PyObject** l
     none of those to which gradients flow? What was one tensor has one slot's memory and gradient."""
     cdef Slot* s = node_slot(t, n, k)
     cdef Guard* g = node_guard(t, n, k)
-    cdef id_t same
-    cdef int32_t j
     if g.tensor is not NULL and x != g.tensor: return False
     if g.grad_of != NONE and tensor_impl(x) != tensor_grad(slot_tensor(t, n, g.grad_of, leaves)): return False
     if s.same != NONE and x != slot_tensor(t, n, s.same, leaves): return False
@@ -85,8 +81,6 @@ cdef bint guard_identity(Table* t, Node* n, int32_t k, PyObject* x, PyObject** l
 cdef int guard_overlaps(Table* t, Node* n, int32_t at, PyObject* x, PyObject** leaves) noexcept nogil:
     """Does a tensor that is copied beforehand share bytes with one that the graph writes? One that is written itself,
     and copied back, with any other that the graph has to do with?"""
-    cdef int32_t k
-    cdef PyObject* w
     for k in range(n.len[SLOTS] if node_slot(t, n, at).back != NONE else 0):
         if k == at or node_guard(t, n, k).binding == UNUSED: continue
         if node_guard(t, n, k).binding == TWIN and node_slot(t, n, k).copy == at: continue
@@ -107,8 +101,6 @@ cdef bint grads_apart(Table* t, Node* n, PyObject** leaves) noexcept nogil:
     """Do the gradients that may lie elsewhere share bytes with nothing else of the call? So each is none of the other
     tensors either, as when it was recorded."""
     cdef Extents extents
-    cdef PyObject* x
-    cdef int32_t k
     for k in range(n.len[SLOTS]):
         x = slot_tensor(t, n, k, leaves)
         if x is not NULL: extent_add(x, is_loose(node_guard(t, n, k)), &extents)
@@ -124,8 +116,6 @@ cdef int64_t guard_slots(Table* t, Node* n, PyObject** leaves) noexcept nogil:
     cdef int64_t* dims = node_dim(t, n, 0)
     cdef int64_t why, late = FITS               # a gradient's miss is told if there is no other
     cdef int32_t at = 0, k, m
-    cdef PyObject* x
-    cdef void* i
     while at < n.len[SLOTS]:
         m = n.len[SLOTS] - at if n.len[SLOTS] - at < BUNCH else BUNCH
         for k in range(m):
@@ -152,14 +142,11 @@ cdef int64_t guard_slots(Table* t, Node* n, PyObject** leaves) noexcept nogil:
 
 cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObject** leaves) noexcept nogil:
     """FITS, or why not: a Miss in the upper half, in the lower the index of the slot; of a gradient, of its row."""
-    cdef int64_t why
     cdef int32_t k
-    cdef Grad* g
-    cdef void* now
     if n.spec != spec: return miss(MISS_SPEC, 0)
     if (n.ambient[0] != ambient[0] or n.ambient[1] != ambient[1]
             or n.ambient[2] != ambient[2]): return miss(MISS_AMBIENT, 0)
-    why = guard_slots(t, n, leaves)
+    cdef int64_t why = guard_slots(t, n, leaves)
     if why == FITS and n.grads_move and (n.moved or n.follows or spec_row(t, spec).n_leaves):
         if not grads_apart(t, n, leaves): return miss(MISS_OVERLAP, 0)
     if why == FITS and not n.same_grads: return FITS

@@ -1,33 +1,26 @@
 # The host driver: a launch runs the tape of ATen calls (tape_shim.h) on CPU tensors. Same shape as cuda.pxi; there are
 # no streams, and randomness needs no words, since the ops draw from the generators themselves.
 
-cdef int host_restore(Recording* r, void* state, void** live, int n) noexcept:
-    return fault(CALL_RESTORE)              # tape_plan puts the pool to use when the tape is complete
+cdef int host_restore(Recording* r, void* state, const vector[void*]& live) noexcept:
+    return 0                                # tape_plan puts the pool to use when the tape is complete
 
 cdef int host_begin(Recording* r) noexcept:
-    cdef int code = fault(CALL_BEGIN)
-    if code: return code
     r.exec = tape_new()
     return 0
 
 cdef int host_copy(Recording* r, Patch* p, PyObject* to) noexcept:
-    cdef int code = fault(CALL_COPY)
-    if code: return code
     p.handle = <void*><uintptr_t>tape_copy(r.exec, to, <char*><uintptr_t>p.told[0], p.nbytes, p.kind == COPY_BACK)
     return 0
 
 cdef int host_words(Recording* r, Patch* p) noexcept: return 0
 
 cdef int host_spend(Recording* r, PyObject* proto) noexcept:
-    cdef int code = fault(CALL_SPEND)
-    if code == 0: tape_spend(r.exec, proto)
-    return code
+    tape_spend(r.exec, proto)
+    return 0
 
 cdef int host_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) noexcept: return 0     # an op of the tape
 
 cdef int host_cut(Recording* r, Read* read) noexcept:
-    cdef int code = fault(CALL_CUT)
-    if code: return code
     read.n_graph_nodes = tape_length(r.exec)
     read.exec = r.exec
     r.exec = tape_after(r.exec)
@@ -35,12 +28,11 @@ cdef int host_cut(Recording* r, Read* read) noexcept:
 
 cdef int host_resume(Recording* r) noexcept: return 0
 
-cdef int host_wait(void* stream, int device) noexcept nogil: return fault(CALL_WAIT)
+cdef int host_wait(void* stream, int device) noexcept nogil: return 0
 
 cdef int host_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? RAISES:
-    cdef int code = fault(CALL_FORK)
-    if code == 0: tape_fork(r.exec, pred, 2 if f.kind == BRANCH else 1, f.bodies)
-    return code
+    tape_fork(r.exec, pred, 2 if f.kind == BRANCH else 1, f.bodies)
+    return 0
 
 cdef int host_enter(Recording* r, void* body, void* stream) noexcept:
     r.exec = body
@@ -55,16 +47,13 @@ cdef int host_decide(Recording* r, uint64_t condition, PyObject* pred, void* str
 
 cdef int host_end(Recording* r, Patch* patches, int32_t n) noexcept:
     r.n_graph_nodes = tape_length(r.exec)
-    return fault(CALL_END)
+    return 0
 
-cdef int host_instantiate(Recording* r) noexcept:
-    return fault(CALL_INSTANTIATE)
+cdef int host_instantiate(Recording* r) noexcept: return 0
 
-cdef int host_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live,
-                         int n) except? RAISES:
-    cdef int code = fault(CALL_CHECKPOINT)
-    if code == 0: tape_plan(r.exec, made, outs, early, live, n)
-    return code
+cdef int host_checkpoint(Recording* r, list made, list outs, list early, const vector[void*]& live) except? RAISES:
+    tape_plan(r.exec, made, outs, early, live)
+    return 0
 
 cdef void host_abort(Recording* r) noexcept:
     while r.exec is not NULL and tape_outer(r.exec) is not NULL: r.exec = tape_outer(r.exec)
@@ -72,21 +61,17 @@ cdef void host_abort(Recording* r) noexcept:
     r.exec = NULL
 
 cdef int host_launch(void* exec_, void* stream, int device) noexcept nogil:
-    cdef int code = fault(CALL_LAUNCH)
-    if code: return code
     return ERROR_TAPE if tape_run(exec_, 0) != 0 else 0
 
 cdef int host_patch(void* exec_, Patch* p) noexcept nogil:
-    cdef int code = fault(CALL_PATCH)
-    if code == 0: tape_patch_copy(exec_, <int><uintptr_t>p.handle, <char*><uintptr_t>p.told[0])
-    return code
+    tape_patch_copy(exec_, <int><uintptr_t>p.handle, <char*><uintptr_t>p.told[0])
+    return 0
 
 cdef int host_scalar(void* exec_, Patch* p, Number* r) noexcept:
-    cdef int code = fault(CALL_PATCH)
-    if code == 0: tape_scalar(exec_, <int><uintptr_t>p.handle, p.at, p.part, r.is_float, r.now.f, r.now.i)
-    return code
+    tape_scalar(exec_, <int><uintptr_t>p.handle, p.at, p.part, r.is_float, r.now.f, r.now.i)
+    return 0
 
-cdef int host_word_done(void* exec_, Patch* p) noexcept: return fault(CALL_PATCH)
+cdef int host_word_done(void* exec_, Patch* p) noexcept: return 0
 
 cdef void host_word_free(Patch* p) noexcept: pass
 
@@ -99,16 +84,14 @@ cdef int host_order(Path* p, int device, void* stream) noexcept nogil: return 0
 cdef void* host_stream(int device) noexcept nogil: return NULL
 
 cdef int host_move(void* to, const void* source, int64_t nbytes, int device) noexcept nogil:
-    cdef int code = fault(CALL_MOVE)
-    if code == 0: memcpy(to, source, nbytes)
-    return code
+    memcpy(to, source, nbytes)
+    return 0
 
 cdef int host_rescue(void* held, PyObject* proto, int device) except? RAISES:
-    cdef int code = fault(CALL_MOVE)
-    if code == 0: host_give_away(held, proto)
-    return code
+    host_give_away(held, proto)
+    return 0
 
-cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexcept:
+cdef void host_destroy(void* graph, void* exec_, CudaPool* pool, void* state) noexcept:
     if exec_ is not NULL: tape_free(exec_)
 
 DRIVERS[HOST] = Driver(

@@ -33,25 +33,24 @@ cdef inline int plain_same(PyObject* a, PyObject* b) except -1:
 cdef inline bint number_fits(PyObject* x) noexcept:
     """Can C compute with this float or int? (live.MOST)"""
     cdef int overflow = 0
-    cdef int64_t i
     if Py_TYPE_(x) != INT_TYPE: return True
-    i = PyLong_AsLongLongAndOverflow(x, &overflow)
+    cdef int64_t i = PyLong_AsLongLongAndOverflow(x, &overflow)
     return overflow == 0 and -(<int64_t>1 << 62) <= i <= <int64_t>1 << 62
 
 ABSENT = object()       # what no op accepts
 
 cdef struct Walk:
     Table* table
-    PyObject** leaves              # `small`, or as many as a spec wants; owned
-    int32_t room, n_leaves
+    Objects room                   # for as many as a spec wants
+    PyObject** leaves              # in there, owned
+    int32_t n_leaves
     int32_t first_number, n_numbers     # live numbers come behind the leaves of this spec, owned, too
     id_t differs_at                # the op whose plain value was not `differs`, owned; NONE if another kind
     PyObject* differs
     int64_t births                 # of the table, when the walk began: rows of ops move where others are freed
-    PyObject* small[SCRATCH]
 
 cdef void walk_begin(Table* t, Walk* w) noexcept:
-    w.table, w.leaves, w.room = t, w.small, SCRATCH
+    w.table, w.leaves = t, w.room.data()
     w.n_leaves = w.n_numbers = 0
     w.differs = NULL
     w.births = NONE
@@ -68,19 +67,6 @@ cdef void walk_drop(Walk* w) noexcept:
 cdef void walk_end(Walk* w) noexcept:
     walk_drop(w)
     Py_XDECREFX(w.differs)
-    if w.leaves is not w.small: free(w.leaves)
-
-cdef int walk_room(Walk* w, int32_t n) except -1:
-    """For so many, of a walk that took nothing."""
-    if n <= w.room: return 0
-    if w.leaves is not w.small: free(w.leaves)
-    w.room = SCRATCH
-    w.leaves = <PyObject**>malloc(n * sizeof(PyObject*))
-    if w.leaves is NULL:
-        w.leaves = w.small
-        raise MemoryError()
-    w.room = n
-    return 0
 
 cdef inline id_t leaf_take(Walk* w, id_t at, PyObject* x) noexcept:
     Py_INCREFX(x)
@@ -181,7 +167,6 @@ cdef id_t leaves_take(Table* t, id_t f, PyObject* args, PyObject* kwargs, Walk* 
     """The spec of f that these arguments follow, with their leaves in w; or NONE. Newest first. A
     number or string that one spec does not accept is held against the others first: a function
     called with many values costs one compare for each."""
-    cdef Fn* fn
     cdef id_t s = NONE, before = NONE, at, op = NONE
     cdef uint64_t shape = 0
     w.births = NONE
@@ -195,7 +180,8 @@ cdef id_t leaves_take(Table* t, id_t f, PyObject* args, PyObject* kwargs, Walk* 
                 op_row(t, spec_row(t, s).op_at + op).obj, w.differs):
             if w.births == t.births: before, s = s, spec_row(t, s).next
             continue
-        walk_room(w, spec_row(t, s).n_leaves + spec_row(t, s).n_numbers)
+        w.room.resize(spec_row(t, s).n_leaves + spec_row(t, s).n_numbers)
+        w.leaves = w.room.data()
         w.first_number = spec_row(t, s).n_leaves
         w.differs_at = NONE
         at = walk(w, spec_row(t, s).op_at, args)

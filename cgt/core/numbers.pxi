@@ -48,7 +48,6 @@ cdef inline double as_float(Number* r) noexcept nogil: return r.now.f if r.is_fl
 cdef bint number_raise(Number* r, Number* a, Number* b) noexcept nogil:
     """a ** b, where Python's answer is pow's."""
     cdef int64_t base, result = 1, k
-    cdef double x, y
     if not (a.is_float or b.is_float) and b.now.i >= 0:
         base, k = a.now.i, b.now.i
         while k:
@@ -102,7 +101,6 @@ cdef inline int64_t c_div(int64_t a, int64_t b) noexcept nogil:
     return a // b
 
 cdef bint number_compare(Number* r, Number* a, Number* b) noexcept nogil:
-    cdef double x, y
     cdef int order          # of a to b: -1, 0, 1; 2: none
     if a.is_float or b.is_float:
         if not (whole_fits(a) and whole_fits(b)): return False
@@ -127,7 +125,6 @@ cdef bint number_look_up(Number* r, Number* a) noexcept nogil:
 
 cdef bint number_function(Number* r, Number* a) noexcept nogil:
     """What libm says, whom Python's math asks, too."""
-    cdef double x
     if not whole_fits(a): return False
     x = as_float(a)
     if not isfinite(x) or (r.op == ROOT and x < 0) or (r.op == LOGARITHM and x <= 0): return False
@@ -142,7 +139,6 @@ cdef bint number_function(Number* r, Number* a) noexcept nogil:
 
 cdef bint number_step(Number* r, Number* a, Number* b) noexcept nogil:
     """One step from its operands; False: C cannot tell."""
-    cdef double x, y
     if r.op >= LESS: return number_compare(r, a, b)
     if r.op == RAISED: return number_raise(r, a, b)
     if r.op == FLOORED or r.op == REMAINDER: return number_part(r, a, b)
@@ -182,7 +178,6 @@ cdef int32_t numbers_meet(Table* t, id_t n, id_t s, PyObject** leaves) except -2
     recording cannot be. Those in places were taken where these were compared."""
     cdef Node* node = node_row(t, n)
     cdef Number* first = node_number(t, node, 0)
-    cdef Number* r
     cdef char* at
     cdef int32_t k
     cdef int took, size
@@ -206,8 +201,6 @@ cdef int32_t numbers_do(Table* t, id_t n, id_t after) noexcept:
     cannot be."""
     cdef Node* node = node_row(t, n)
     cdef Number* first = node_number(t, node, 0)
-    cdef Number* r
-    cdef Patch* p
     cdef int32_t k
     for k in range(node.len[NUMBERS]):
         r = first + k
@@ -250,20 +243,19 @@ cdef object number_value(Number* r): return r.now.f if r.is_float else r.now.i
 
 cdef int numbers_fill(Table* t, id_t n, list rows) except -1:
     """rows: [(op, a, b, value, must, (address, length) of a table or None), ...]"""
-    cdef Number* r
     cdef id_t k
     part_add(t, n, NUMBERS, len(rows))
     for k in range(len(rows)):
         r = node_number(t, node_row(t, n), k)
-        op, a, b, value, must, table = rows[k]
+        r.op, r.a, r.b, value, r.must, table = rows[k]
         r.after = NONE
-        if op == AT_READ:
-            r.after = a
-            node_read(t, node_row(t, n), a).number = k
-        elif op > EQUALS:
-            r.after = max(node_number(t, node_row(t, n), a).after, node_number(t, node_row(t, n), b).after)
+        if r.op == AT_READ:
+            r.after = r.a
+            node_read(t, node_row(t, n), r.a).number = k
+        elif r.op > EQUALS:
+            r.after = max(node_number(t, node_row(t, n), r.a).after, node_number(t, node_row(t, n), r.b).after)
         if table is not None: r.table, r.length = <const char*><uintptr_t>table[0], table[1]
-        r.op, r.a, r.b, r.must, r.is_float = op, a, b, must, type(value) is float
+        r.is_float = type(value) is float
         r.now.word = r.want = number_bits(value)
     return 0
 
@@ -271,7 +263,6 @@ cdef int words_tell(Table* t, Node* node, int kind, id_t after, Driver* d) excep
     """Tell the graphs the words of this kind that moved, a node's arguments once, whatever changed in them: numbers
     that are known behind this read, or before the first; or addresses of rebound slots."""
     cdef Number* r = NULL
-    cdef Patch* p
     cdef Patch* last = NULL
     cdef uint64_t now
     cdef int32_t k
@@ -283,14 +274,14 @@ cdef int words_tell(Table* t, Node* node, int kind, id_t after, Driver* d) excep
         if r is not NULL and r.after != after: continue
         now = r.now.word if r is not NULL else node_patch(t, node, p.number).told[0]
         if now == p.told[0] and not p.told[1]: continue
-        if last is not NULL and last.to != p.to: code = d.word_done(exec_of(t, node, last), last)
+        if last is not NULL and last.to != p.to: code = fault(CALL_PATCH) or d.word_done(exec_of(t, node, last), last)
         if code: break
         if r is NULL: address_write(p, now + p.nbytes)
-        else: code = d.scalar(exec_of(t, node, p), p, r)
+        else: code = fault(CALL_PATCH) or d.scalar(exec_of(t, node, p), p, r)
         if code: break
         p.told[0], p.told[1] = now, 0
         last = p
-    if code == 0 and last is not NULL: code = d.word_done(exec_of(t, node, last), last)
+    if code == 0 and last is not NULL: code = fault(CALL_PATCH) or d.word_done(exec_of(t, node, last), last)
     for k in range(node.len[PATCHES] if code else 0):       # what the exec was told is not known: it is told anew
         p = node_patch(t, node, k)
         if p.kind == kind: p.told[1] = 1

@@ -15,6 +15,7 @@
 
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_set>
@@ -126,19 +127,22 @@ static at::Tensor give_back(const at::Tensor& t, const at::Tensor& given, const 
   return at::Tensor(std::move(made));
 }
 
+// An op's arguments or results, which are the last of the stack.
+using Values = std::span<c10::IValue>;
+static Values top(Stack& stack, size_t n) { return {stack.data() + stack.size() - n, n}; }
+static Values arguments(const Call& call) { return top(*call.stack, call.op.schema().arguments().size()); }
+static Values returned(const Call& call) { return top(*call.stack, call.op.schema().returns().size()); }
+
 // Run the op, with these tensors in place of those among its arguments (None: as they are). A list of what it
 // returned: tensors over the same memory, since a Python object would tie the very ones down (a Parameter or a
 // subclass that is made of one wants to be its first).
 static PyObject* observe_proceed(PyObject* instead) {
   Call& call = *call_now;
-  Stack& stack = *call.stack;
-  const auto& schema = call.op.schema();
   try {
     if (instead != Py_None) {
       Py_ssize_t k = 0;
-      auto first = stack.end() - static_cast<ptrdiff_t>(schema.arguments().size());
-      for (auto value = first; value != stack.end(); ++value) {
-        each_tensor(*value, [&](at::Tensor t) {
+      for (c10::IValue& value : arguments(call)) {
+        each_tensor(value, [&](at::Tensor t) {
           if (t.unsafeGetTensorImpl()->is_wrapped_number()) return t;  // a number, to Python
           TORCH_INTERNAL_ASSERT(k < PyList_GET_SIZE(instead));
           const at::Tensor& other = tensor_of(PyList_GET_ITEM(instead, k++));
@@ -150,16 +154,15 @@ static PyObject* observe_proceed(PyObject* instead) {
     }
     {
       Heard heard(true);
-      NoGil no_gil;
+      py::gil_scoped_release no_gil;
       c10::impl::ForceDispatchKeyGuard as_called(call.thread);
       c10::impl::ExcludeDispatchKeyGuard unseen(OBSERVED);
-      call.op.redispatchBoxed(call.below, &stack);
+      call.op.redispatchBoxed(call.below, call.stack);
     }
     auto& results = inside<Results>(PyTuple_GET_ITEM(observer_of_thread(), 0));
     py::list made;
-    auto first = stack.end() - static_cast<ptrdiff_t>(schema.returns().size());
-    for (auto value = first; value != stack.end(); ++value) {
-      each_tensor(*value, [&](at::Tensor t) {
+    for (c10::IValue& value : returned(call)) {
+      each_tensor(value, [&](at::Tensor t) {
         for (const auto& [given, other] : call.given) {
           if (!t.has_storage() || !other.is_alias_of(t)) continue;
           t = give_back(t, given, other);
@@ -212,18 +215,15 @@ static void observe_list(int k, PyObject* tensors) noexcept {
     PyObject* one = PyList_GET_ITEM(tensors, j);
     list.push_back(one == Py_None ? std::nullopt : std::optional<at::Tensor>(tensor_of(one)));
   }
-  Stack& stack = *call_now->stack;
-  *(stack.end() - static_cast<ptrdiff_t>(call_now->op.schema().arguments().size()) + k) = c10::IValue(std::move(list));
+  arguments(*call_now)[static_cast<size_t>(k)] = c10::IValue(std::move(list));
 }
 
 // What the op under way is to return, in place of the tensors that it returned.
 static void observe_answer(PyObject* results) noexcept {
-  Stack& stack = *call_now->stack;
   auto& told = inside<Results>(PyTuple_GET_ITEM(observer_of_thread(), 0));
   Py_ssize_t k = 0;
-  auto first = stack.end() - static_cast<ptrdiff_t>(call_now->op.schema().returns().size());
-  for (auto value = first; value != stack.end(); ++value) {
-    each_tensor(*value, [&](at::Tensor) {
+  for (c10::IValue& value : returned(*call_now)) {
+    each_tensor(value, [&](at::Tensor) {
       at::Tensor t = tensor_of(PyList_GET_ITEM(results, k++));
       told.emplace_back(t.getIntrusivePtr());
       return t;
@@ -334,10 +334,8 @@ static PyObject* observe_numbers() {
 
 static void plain_numbers(Call& call) {
   Gil gil;
-  Stack& stack = *call.stack;
-  size_t n = call.op.schema().arguments().size();
-  for (size_t k = 0; k < n; ++k)
-    plain_number(*(stack.end() - static_cast<ptrdiff_t>(n - k)), static_cast<int>(k), -1, call.numbers);
+  int k = 0;
+  for (c10::IValue& value : arguments(call)) plain_number(value, k++, -1, call.numbers);
 }
 
 // Where no run sees the op, the recording is for these numbers alone.
@@ -384,10 +382,6 @@ static void observe_inside(Call& call) {
   (*getPyInterpreter())->dispatch(call.op, call.stack);
 }
 
-static const c10::IValue& argument(const Call& call, int k) {
-  return *(call.stack->end() - static_cast<ptrdiff_t>(call.op.schema().arguments().size() - static_cast<size_t>(k)));
-}
-
 // Is this that number, or a tensor that stands for it?
 static bool is_number(const c10::IValue& value, const c10::IValue& number) {
   if (value.isTensor()) {
@@ -406,7 +400,7 @@ static void hand_down(Call& outer, Call& call) {
   if (outer.numbers.empty() || !(outer.op.operator_name() == call.op.operator_name()) || !call.numbers.empty()) return;
   Gil gil;
   for (const OpNumber& one : outer.numbers) {
-    const c10::IValue& value = argument(call, one.arg);
+    const c10::IValue& value = arguments(call)[static_cast<size_t>(one.arg)];
     auto list = one.part < 0 ? c10::ArrayRef<c10::IValue>() : value.toListRef();
     if (one.part >= 0 && static_cast<size_t>(one.part) >= list.size()) continue;
     if (!is_number(one.part < 0 ? value : list[static_cast<size_t>(one.part)], number_of(one.node))) continue;
@@ -417,13 +411,13 @@ static void hand_down(Call& outer, Call& call) {
 
 static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   Call call{op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED), stack};
-  const c10::IValue* first = &*(stack->end() - static_cast<ptrdiff_t>(op.schema().arguments().size()));
+  Values given = arguments(call);
   bool seen = !paused && observer_of_thread() && !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
               !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
-  if (seen && std::any_of(first, first + op.schema().arguments().size(), has_wrapper)) {
+  if (seen && std::any_of(given.begin(), given.end(), has_wrapper)) {
     if (numbers_watched) {
       Gil gil;
-      if (std::all_of(first, first + op.schema().arguments().size(), has_own_wrapper)) plain_numbers(call);
+      if (std::all_of(given.begin(), given.end(), has_own_wrapper)) plain_numbers(call);
     }
     observe_inside(call);
     if (!call.handed_down && !call.numbers.empty()) settle_numbers(call);
@@ -441,7 +435,6 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   Gil gil;
   observe_told();
   const auto& wanted = op.schema().arguments();
-  const c10::IValue* given = &*(stack->end() - static_cast<ptrdiff_t>(wanted.size()));
   // As an operator is called from Python: without what has its default value, as far as that is at the end.
   size_t n = 0, positional = 0;
   for (size_t k = 0; k < wanted.size(); ++k) {
@@ -463,7 +456,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   PyObject* see = PyTuple_GET_ITEM(observer_of_thread(), 1);
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {  // its key is below ours (before torch 2.13): not yet run
     owned(PyObject_CallFunctionObjArgs(see, Py_None, Py_None, Py_None, nullptr));
-    NoGil no_gil;
+    py::gil_scoped_release no_gil;
     c10::impl::ForceDispatchKeyGuard as_called(call.thread);
     return op.redispatchBoxed(call.below, stack);
   }
@@ -509,7 +502,7 @@ static std::unordered_set<std::string> reads;
 // ends.
 template <class... Args>
 static void tell(PyObject* function, const char* format, Args... args) {
-  PyGILState_STATE gil = PyGILState_Ensure();
+  Gil gil;
   PyObject* done = PyObject_CallFunction(function, format, args...);
   if (!done) {
     PyObject *type, *error, *traceback;
@@ -520,7 +513,6 @@ static void tell(PyObject* function, const char* format, Args... args) {
     Py_XDECREF(std::exchange(told_error, error));
   }
   Py_XDECREF(done);
-  PyGILState_Release(gil);
 }
 
 struct Lifting : at::ObserverContext {};

@@ -49,7 +49,7 @@ cdef void path_wait(Path* p) noexcept:
 cdef int stream_order(Path* p, Driver* d, void* stream) except -1:
     """Calls on a device are ordered, whatever stream they come on: they share one pool."""
     if stream != p.last_stream or p.event_only:
-        check(p.driver, d.order(p, p.device, stream), CALL_ORDER)
+        check(p.driver, fault(CALL_ORDER) or d.order(p, p.device, stream), CALL_ORDER)
         p.last_stream, p.event_only = stream, 0
         p.fleeting = p.driver == CUDA and not cuda_stream_lasts(p.device)
     return 0
@@ -59,7 +59,6 @@ cdef int stream_order(Path* p, Driver* d, void* stream) except -1:
 cdef int out_grads(Table* t, Node* n, Out* o, PyObject** leaves) noexcept nogil:
     """1 while the output is .grad of the parameter that it belongs to. Reached tensors only: a
     leaf's tensor is known just during its own call."""
-    cdef PyObject* x
     if o.grad_slot == NONE or o.reads_old or o.tensor is NULL: return 0
     if node_guard(t, n, o.grad_slot).leaf != NONE and leaves is NULL: return 0
     x = slot_tensor(t, n, o.grad_slot, leaves)
@@ -77,8 +76,6 @@ cdef int group_held(Table* t, Node* node, int32_t k, PyObject** leaves, bint min
     memory, a view of these, an alias? `mine`: the node itself is about to be launched, so a .grad
     that the launch will set again does not count."""
     cdef Out* first = node_out(t, node, k)
-    cdef Out* o
-    cdef Out* w
     cdef int32_t j, uses = 1                # the row's own
     if first.storage is NULL: return 0
     for j in range(k, group_end(node, k, first)):
@@ -94,8 +91,6 @@ cdef int group_held(Table* t, Node* node, int32_t k, PyObject** leaves, bint min
 cdef id_t deads_alive(Table* t, Node* node) noexcept nogil:
     """The first output of an ancestor that is alive although the node may overwrite it, as an index
     into the node's deads; or NONE. Earlier deaths are fine."""
-    cdef Dead* d
-    cdef id_t k
     for k in range(node.len[DEADS]):
         d = node_dead(t, node, k)
         if group_held(t, node_row(t, d.node), d.out, NULL, False): return k
@@ -105,7 +100,6 @@ cdef id_t deads_alive(Table* t, Node* node) noexcept nogil:
 
 cdef void wrapper_forget(Table* t, id_t n, id_t k) noexcept:
     """What output k was handed out last as has another tensor inside than it will have next; NONE: there is none."""
-    cdef PyObject* tensor
     if k == NONE: return
     tensor = node_out(t, node_row(t, n), k).tensor
     node_out(t, node_row(t, n), k).tensor = NULL
@@ -113,7 +107,6 @@ cdef void wrapper_forget(Table* t, id_t n, id_t k) noexcept:
 
 cdef void group_forget(Table* t, id_t n, int32_t k) noexcept:
     """The group's rows forget what they handed out, so the next hit hands out anew."""
-    cdef PyObject* tensor
     cdef Out* o = node_out(t, node_row(t, n), k)
     cdef void* storage = o.storage
     cdef int32_t j
@@ -133,13 +126,13 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     cdef Fn* fn = fn_row(t, node.fn)
     cdef Path* p = path_row(t, node.path)
     cdef PyObject* proto = node_out(t, node, k).proto
-    cdef PyObject* line
+    cdef int device = tensor_device(proto)
     cdef Driver* d = &DRIVERS[p.driver]
     stream_order(p, d, d.stream(p.device))
-    if tensor_device(proto) != p.device and tensor_device(proto) >= 0:
-        check(p.driver, d.order(p, tensor_device(proto), d.stream(tensor_device(proto))), CALL_ORDER)
+    if device != p.device and device >= 0:
+        check(p.driver, fault(CALL_ORDER) or d.order(p, device, d.stream(device)), CALL_ORDER)
     try:
-        check(p.driver, d.rescue(node_out(t, node, k).storage, proto, p.device), CALL_MOVE)
+        check(p.driver, fault(CALL_MOVE) or d.rescue(node_out(t, node, k).storage, proto, p.device), CALL_MOVE)
     except Exception:
         raise DriverError(-1, "no memory for a held output, or it could not be copied", "move") from None
     fn.rescues += 1
@@ -150,13 +143,7 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
         RESCUED[0](node_row(t, n).fn, storage_nbytes(proto), <object>line if line is not NULL else "")
     return 0
 
-cdef int group_poison(Table* t, id_t n, int32_t k, object text) except -1:
-    out_poison(node_out(t, node_row(t, n), k).storage, text)
-    group_forget(t, n, k)
-    return 0
-
 cdef bint is_leaf(void* storage, PyObject** leaves, int32_t n_leaves) noexcept nogil:
-    cdef int32_t k
     for k in range(n_leaves):
         if tensor_storage(leaves[k]) == storage: return True
     return False
@@ -166,7 +153,6 @@ cdef int outs_release(Table* t, id_t n, PyObject** leaves, int32_t n_leaves, bin
     argument of the call that overwrites it is never poisoned: the call is going to read it. What is
     hidden (saved for a backward, a .grad) is rescued whatever the function's policy."""
     cdef int32_t k, policy, moved = 0
-    cdef Out* o
     for k in range(node_row(t, n).len[OUTS]):
         o = node_out(t, node_row(t, n), k)
         policy = RESCUE if o.hidden else fn_row(t, node_row(t, n).fn).outputs
@@ -174,7 +160,9 @@ cdef int outs_release(Table* t, id_t n, PyObject** leaves, int32_t n_leaves, bin
         if not group_held(t, node_row(t, n), k, leaves, mine): continue
         if policy == POISON and not is_leaf(o.storage, leaves, n_leaves):
             line = <object>o.line if o.line is not NULL else ""
-            group_poison(t, n, k, POISONED[0](line).encode())
+            message = (<str>POISONED[0](line)).encode()
+            out_poison(node_out(t, node_row(t, n), k).storage, message)
+            group_forget(t, n, k)
         else:
             group_rescue(t, n, k)
         moved += 1
@@ -184,7 +172,6 @@ cdef void outs_rescue_all(Table* t, id_t n) noexcept:
     """The node goes, what is held stays, whatever the function's policy. What cannot be moved raises
     when it is touched: better than memory that somebody else writes."""
     cdef int32_t k
-    cdef Out* o
     for k in range(node_row(t, n).len[OUTS]):
         o = node_out(t, node_row(t, n), k)
         if o.kind != FRESH or not group_held(t, node_row(t, n), k, NULL, False): continue
@@ -196,11 +183,9 @@ cdef void outs_rescue_all(Table* t, id_t n) noexcept:
             group_forget(t, n, k)
 
 cdef int outs_part(Table* t, id_t n) except -1:
-    """On a device that several threads use: move the results out at once, while the lock is held.
-    Later would be too late: a holder in another thread may have read the old address and not yet
-    queued the kernel that uses it."""
+    """On a device that several threads use: move the results out at once, while the lock is held. Later would be too
+    late: a holder in another thread may have read the old address and not yet queued the kernel that uses it."""
     cdef int32_t k
-    cdef Out* o
     for k in range(node_row(t, n).len[OUTS]):
         o = node_out(t, node_row(t, n), k)
         if o.kind == FRESH and o.grad_slot == NONE and o.inside == NONE and o.storage is not NULL: group_rescue(t, n, k)
@@ -229,8 +214,6 @@ cdef int32_t node_output(Table* t, id_t n, PyObject* x) noexcept nogil:
     """Which fresh output of the node is x's memory; or NONE."""
     cdef Node* node = node_row(t, n)
     cdef void* storage = tensor_storage(x)
-    cdef Out* o
-    cdef int32_t k
     for k in range(node.len[OUTS]):
         o = node_out(t, node, k)
         if o.kind == FRESH and o.storage is not NULL and o.storage == storage: return k
@@ -248,7 +231,6 @@ cdef bint node_over(Table* t, Path* p, id_t n) noexcept nogil:
     """Is nothing of what node n of the path left alive, nor its backward to come? Then it may as well
     never have run."""
     cdef Node* node = node_row(t, n)
-    cdef int32_t k
     if p.pending and node.site is not NULL: return False
     for k in range(node.len[OUTS]):
         if node_out(t, node, k).kind == FRESH and group_held(t, node, k, NULL, False): return False
@@ -260,7 +242,6 @@ cdef id_t path_back(Table* t, id_t path, id_t at) noexcept nogil:
     return at
 
 cdef bint uses_output(Table* t, id_t n, PyObject** tensors, int32_t count) noexcept nogil:
-    cdef int32_t j
     for j in range(count):
         if node_output(t, n, tensors[j]) != NONE: return True
     return False
@@ -286,9 +267,8 @@ cdef bint path_lengthens(Table* t, id_t path, id_t at, id_t f, PyObject** tensor
     return True
 
 cdef bint path_continues(Table* t, id_t path, id_t at, id_t f, PyObject** tensors, int32_t n) noexcept nogil:
-    """Does a call with these tensors belong behind node `at` of the iteration under way? Where the program
-    does not say when one begins, a function that ran in it begins another, and so does a call that uses no
-    result of it."""
+    """Does a call with these tensors belong behind node `at` of the iteration under way? Where the program does not say
+    when one begins, a function that ran in it begins another, and so does a call that uses no result of it."""
     if path_ends(t, path, at, f): return False
     if path_row(t, path).said: return path_lengthens(t, path, at, f, tensors, n)
     if path_row(t, path).pending: return True
@@ -326,7 +306,6 @@ cdef int path_release(Table* t, id_t path, id_t n, PyObject** leaves, int32_t n_
 cdef int path_step(Table* t, id_t path) except -1:
     """A new iteration, said by the program. Rescues wait until something is really overwritten; what
     a function with outputs="error" handed out ends here, so that the message can name the line."""
-    cdef id_t m
     cdef Path* p = path_row(t, path)
     p.usual = 0 if p.since == NONE else p.launches - p.since    # before the first step() was no iteration
     p.since = p.launches
@@ -341,18 +320,16 @@ cdef int path_step(Table* t, id_t path) except -1:
 cdef int path_survey(Table* t, id_t at) except -1:
     """For a recording behind node `at`: addresses of its path that must stay (rec_live), and
     outputs that are dead now and were not already for an ancestor (rec_deads)."""
-    cdef Dead* d
     cdef id_t m = at
     cdef int32_t k
-    cdef Out* o
-    t.rec_live.n = t.rec_deads.n = 0
+    t.rec_live.clear()
+    t.rec_deads.n = 0
     while m != NONE:
         for k in range(node_row(t, m).len[OUTS]):
             o = node_out(t, node_row(t, m), k)
             if o.kind != FRESH: continue
             if group_held(t, node_row(t, m), k, NULL, False):
-                column_add(t, &t.rec_live, 1)
-                (<void**>t.rec_live.rows)[t.rec_live.n - 1] = tensor_storage_ptr(o.proto)
+                t.rec_live.push_back(tensor_storage_ptr(o.proto))
             elif not dead_before(t, at, m, k):
                 column_add(t, &t.rec_deads, 1)
                 d = <Dead*>t.rec_deads.rows + t.rec_deads.n - 1
@@ -363,7 +340,6 @@ cdef int path_survey(Table* t, id_t at) except -1:
 cdef bint dead_before(Table* t, id_t at, id_t m, int32_t k) noexcept:
     """Is the death of m's output k already a condition of `at` or an ancestor of it?"""
     cdef id_t j
-    cdef Dead* d
     while at != NONE and at != m:
         for j in range(node_row(t, at).len[DEADS]):
             d = node_dead(t, node_row(t, at), j)

@@ -7,35 +7,6 @@ cdef PyObject* place_now(Place p) except? NULL:
     if p.kind == CELL: return PyCell_GET(p.home)
     return PyList_GET_ITEMX(p.home, p.number) if p.number < PyList_GET_SIZEX(p.home) else NULL
 
-MISSING = object()          # what lies in a place where nothing is
-BUILTIN_DESCRIPTORS = (     # which run no code of the user's; nobody can derive from these
-    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
-    types.ClassMethodDescriptorType,
-)
-
-def value_at(place):
-    """What lies in a place, (kind, home, key, ...), now: one object, or MISSING; of a length, so many; of NAMES_ABSENT names,
-    MISSING or what each has."""
-    cdef Place p
-    cdef PyObject* now = NULL
-    p.kind, home, key = place[0], place[1], place[2]
-    p.home, p.key = <PyObject*>home, <PyObject*>key
-    if p.kind in (DICT_LEN, LIST_LEN): return len(home)
-    if p.kind == NAMES_ABSENT: return MISSING if absent(p) else tuple([(<dict>home).get(name, MISSING) for name in key])
-    if p.kind == LIST_ITEM: p.number = key
-    if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
-        now = place_now(p)
-    elif p.kind == TYPE_ATTR:
-        now = type_lookup(p.home, p.key)
-    elif p.kind == ATTR:
-        now = type_lookup(<PyObject*>Py_TYPE_(p.home), p.key)
-        if now is NULL or not issubclass(<object>Py_TYPE_(now), BUILTIN_DESCRIPTORS): return MISSING
-        try:
-            return (<object>now).__get__(home)
-        except (ValueError, AttributeError):            # no value yet
-            return MISSING
-    return <object>now if now is not NULL else MISSING
-
 cdef bint absent(Place p) except *:
     """Is nothing in the dict under any of these names?"""
     cdef Py_ssize_t k
@@ -46,7 +17,6 @@ cdef bint absent(Place p) except *:
 cdef int place_holds(Place p) except -1:
     """Is the value still what it was when the node was recorded?"""
     cdef PyObject* now = NULL
-    cdef int same
     if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
         now = place_now(p)
     elif p.kind == DICT_LEN:
@@ -128,8 +98,6 @@ cdef int numbers_take(Table* t, id_t n, Place* p, PyObject* now) except -1:
 cdef int place_take(Table* t, id_t n, id_t j) except -1:
     """The number in the node's place j is today's, if C can hold it."""
     cdef Place* p = node_place(t, node_row(t, n), j)
-    cdef PyObject* now
-    cdef int took
     if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
         now = place_now(p[0])
         if now is NULL: return 0
@@ -149,8 +117,6 @@ cdef int32_t follows_same(Table* t, id_t n) noexcept nogil:
     """A slot that follows a place and now has the tensor of another one, that is reached too, or NONE: they were
     two."""
     cdef Node* node = node_row(t, n)
-    cdef Guard* other
-    cdef int32_t k, j
     for k in range(node.len[SLOTS]):
         if not node_slot(t, node, k).follows: continue
         for j in range(node.len[SLOTS]):
@@ -176,7 +142,6 @@ cdef int32_t tag_holds(Table* t, id_t n, int32_t k) except -2:
 cdef int32_t places_hold(Table* t, id_t n) except -2:
     """NONE if all places of the node hold, else the index of the first that does not. Where nothing was written since,
     that is one comparison (dict_epoch; before Python 3.12 one for each dict), and what no dict tells of."""
-    cdef Tag* w
     cdef int32_t k, bad
     cdef int32_t loose = node_row(t, n).len[TAGS] - node_row(t, n).loose_n
     cdef uint64_t tag, epoch = dict_epoch
@@ -197,9 +162,6 @@ cdef int32_t places_hold(Table* t, id_t n) except -2:
 cdef int places_fill(Table* t, id_t n, object groups) except -1:
     """groups: [(dict or None, [(kind, holder, key, guard, want, present, number, slot, items), ...]), ...]. Those
     without a dict come last. The slots are filled."""
-    cdef Node* node
-    cdef Tag* w
-    cdef Place* p
     cdef id_t at, k = 0
     part_add(t, n, TAGS, len(groups))
     for home, rows in groups:
@@ -215,28 +177,21 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
         w.tag = 0                           # unknown: compare once at the first call
         w.place_at = at
         w.place_n = <int32_t>len(rows)
-        for kind, where, key, guard, want, present, number, slot, items in rows:
+        for row in rows:
             p = node_place(t, node, at)
-            p.kind = kind
-            p.guard = guard
-            p.home = <PyObject*>where
-            p.key = <PyObject*>key
-            p.want = <PyObject*>want if present else NULL
-            p.number = number
-            p.slot = slot
-            p.items = items
-            for followed in range(slot, slot + max(items, 1)) if guard == FOLLOWS else ():
+            p.kind, where, key, p.guard, want, present, p.number, p.slot, p.items = row
+            p.home, p.key, p.want = <PyObject*>where, <PyObject*>key, <PyObject*>want if present else NULL
+            for followed in range(p.slot, p.slot + max(p.items, 1) if p.guard == FOLLOWS else p.slot):
                 Py_INCREF(<object>node_guard(t, node, followed).tensor)
                 node_slot(t, node, followed).follows = node.follows = node_guard(t, node, followed).odd = True
-            if kind == ATTR: p.number = function_part(<PyObject*>where, <PyObject*>key)
-            for name in (key if kind == NAMES_ABSENT else (key,)) if w.home is not NULL else ():
-                dict_guard(w.home, <PyObject*>name if kind in (DICT_ITEM, NAMES_ABSENT) else NULL)
+            if p.kind == ATTR: p.number = function_part(p.home, p.key)
+            for name in (key if p.kind == NAMES_ABSENT else (key,)) if w.home is not NULL else ():
+                dict_guard(w.home, <PyObject*>name if p.kind in (DICT_ITEM, NAMES_ABSENT) else NULL)
             at += 1
     return 0
 
 cdef object place_value(Place p):
     """What a place holds that a call changes; None if it is gone: another thread took it away."""
-    cdef PyObject* now
     if p.kind not in (DICT_ITEM, CELL, LIST_ITEM): return getattr(<object>p.home, <object>p.key, None)
     now = place_now(p)
     return <object>now if now is not NULL else None
@@ -254,16 +209,8 @@ cdef int place_put(Place p, object value) except -1:
 
 cdef int place_advance(Table* t, id_t n, Effect e) except -1:
     """What the call's own `+=` does."""
-    cdef int32_t k
     value = place_value(node_place(t, node_row(t, n), e.place)[0])
-    if value is None: return 0
-    by = <object>e.by
-    for k in range(e.times):
-        if e.op == PLUS: value = value + by
-        elif e.op == MINUS: value = value - by
-        elif e.op == TIMES: value = value * by
-        else: value = value / by
-    return place_change(t, n, e, value)
+    return 0 if value is None else place_change(t, n, e, value + <object>e.by)
 
 cdef int place_change(Table* t, id_t n, Effect e, object value) except -1:
     """The place holds this now. A guard that does not look at the value takes it, too: where nothing else was written

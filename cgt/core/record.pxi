@@ -4,13 +4,13 @@
 cdef void* state_beside(Table* t, id_t m, Beside* b) noexcept:
     """The state of the pool on another GPU behind the last of these recordings that worked there. NULL: none did, or in
     another pool."""
-    cdef Beside* last
     while m != NONE:
         last = beside_of(node_row(t, m).spread, b.device)
         if last is not NULL and last.pool == b.pool: return last.state
         m = node_row(t, m).parent
     return NULL
 
+cdef inline Driver* rec_driver(Table* t) noexcept: return &DRIVERS[t.rec.driver]
 cdef inline Patch* rec_patch(Table* t, int32_t k) noexcept nogil: return <Patch*>t.rec_patches.rows + k
 
 cdef Patch* patch_add(Table* t, int kind) except NULL:
@@ -26,12 +26,12 @@ cdef int32_t record_copy(Table* t, int kind, object buffer, object x, int64_t nb
     p.told[0] = <uintptr_t>tensor_ptr(<PyObject*>x)
     p.nbytes = nbytes
     if kind == FED: p.device, p.told[0] = tensor_device(<PyObject*>buffer), 0
-    elif nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, p, <PyObject*>buffer), CALL_COPY)
+    elif nbytes:
+        check(t.rec.driver, fault(CALL_COPY) or rec_driver(t).copy(&t.rec, p, <PyObject*>buffer), CALL_COPY)
     return t.rec_patches.n - 1
 
 cdef Args* args_of(Table* t, uintptr_t node) except NULL:
     """What the node is launched with: one for all its words."""
-    cdef int32_t k
     for k in range(t.rec_patches.n):
         if rec_patch(t, k).handle == <void*>node and rec_patch(t, k).kind > WORDS: return <Args*>rec_patch(t, k).to
     return args_take(<cu.CUgraphNode>node)
@@ -73,15 +73,15 @@ cdef int record_aside(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     return 0
 
 cdef void record_abort(Table* t) noexcept:
-    cdef int32_t k
     if t.rec.active:
-        DRIVERS[t.rec.driver].abort(&t.rec)
+        rec_driver(t).abort(&t.rec)
         for k in range(t.rec_reads.n): read_free(t.rec.driver, rec_read(t, k))
         t.rec_reads.n = 0
         for k in range(t.rec_patches.n):
             if rec_patch(t, k).kind == SCALAR or rec_patch(t, k).kind == ADDRESS:
-                DRIVERS[t.rec.driver].word_free(rec_patch(t, k))
-        t.rec_patches.n = t.rec_vain.n = 0
+                rec_driver(t).word_free(rec_patch(t, k))
+        t.rec_patches.n = 0
+        t.rec_vain.clear()
         if t.rec.tape is not NULL: tape_free(t.rec.tape)
         t.rec.tape = NULL
         t.rec.active = 0
@@ -89,7 +89,6 @@ cdef void record_abort(Table* t) noexcept:
 cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
     """Append x's sizes and strides to the node's dims; their index there."""
     cdef int ndim = tensor_ndim(x)
-    cdef id_t at
     if ndim == 0: return 0
     at = part_add(t, n, DIMS, 2 * ndim)
     tensor_dims(x, node_dim(t, node_row(t, n), at))
@@ -97,97 +96,65 @@ cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
 
 cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins, whole)"""
-    cdef PyObject* x
-    cdef Slot* s
-    cdef Guard* g
-    cdef Patch* p
-    cdef id_t dim_at
-    cdef int32_t j
-    leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins, whole = row
+    cdef Node* node = node_row(t, n)
+    cdef Slot* s = node_slot(t, node, k)
+    cdef Guard* g = node_guard(t, node, k)
+    g.leaf, tensor, example, g.binding, s.copy, s.same, s.apart, g.grad_of, s.back, s.beside, begins, s.whole = row
     x = <PyObject*>example
-    dim_at = dims_of(t, n, x)
-    s, g = node_slot(t, node_row(t, n), k), node_guard(t, node_row(t, n), k)
-    g.leaf = leaf
     g.tensor = <PyObject*>tensor if tensor is not None else NULL
-    g.grad_of = grad_of
     g.grad = ANY_GRAD
-    g.binding = binding
     g.keys = tensor_keys(x)
     g.data_kind = impl_kind(tensor_impl(x))
-    g.autograd = ANY_STATE if fn_row(t, node_row(t, n).fn).backward else PLAIN_TENSOR if begins else tensor_autograd(x)
+    g.autograd = ANY_STATE if fn_row(t, node.fn).backward else PLAIN_TENSOR if begins else tensor_autograd(x)
     g.ndim = tensor_ndim(x)
-    g.dim_at = dim_at
+    g.dim_at = dims_of(t, n, x)
     g.itemsize = tensor_itemsize(x)
     g.ptr = tensor_ptr(x)
-    s.same = same
-    s.apart = apart
     s.identity = g.leaf != NONE and (g.tensor is not NULL or g.grad_of != NONE or s.same != NONE or s.apart)
-    s.copy, s.back, s.beside, s.whole = copy, back, beside, whole
-    s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node_row(t, n)))
-    s.from_node = NONE
-    if g.binding == PINNED:
-        s.from_node = path_output(t, node_row(t, n).parent, x, &s.from_out)
-        if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
-    if g.binding == VALUE:
-        memcpy(s.value, g.ptr, g.itemsize)
+    s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node))
+    s.from_node = path_output(t, node.parent, x, &s.from_out) if g.binding == PINNED else NONE
+    if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
+    if g.binding == VALUE: memcpy(s.value, g.ptr, g.itemsize)
     g.odd = s.identity or s.whole or s.from_node != NONE or s.beside != NONE \
         or not (g.binding == UNUSED or g.binding == PINNED or g.binding == REBOUND)
-    if is_loose(g): node_row(t, n).grads_move = True
+    if is_loose(g): node.grads_move = True
     if g.binding == COPIED or g.binding == REBOUND:
-        p = node_patch(t, node_row(t, n), s.copy)
+        p = node_patch(t, node, s.copy)
         p.slot = k
         if p.kind == FED: s.align = NONE
-    for j in range(node_row(t, n).len[PATCHES] if g.binding == REBOUND else 0):
-        p = node_patch(t, node_row(t, n), j)
+    for j in range(node.len[PATCHES] if g.binding == REBOUND else 0):
+        p = node_patch(t, node, j)
         if p.kind == ADDRESS and p.number == s.copy: p.slot = k
-    if s.beside != NONE: s.shift = g.ptr - node_guard(t, node_row(t, n), s.beside).ptr
-    if s.back != NONE: node_patch(t, node_row(t, n), s.back).slot = k
-    if g.leaf != NONE and g.binding == PINNED and s.from_node == NONE and node_row(t, n).pin_leaf == NONE:
-        node_row(t, n).pin_leaf, node_row(t, n).pin = g.leaf, g.ptr
+    if s.beside != NONE: s.shift = g.ptr - node_guard(t, node, s.beside).ptr
+    if s.back != NONE: node_patch(t, node, s.back).slot = k
+    if g.leaf != NONE and g.binding == PINNED and s.from_node == NONE and node.pin_leaf == NONE:
+        node.pin_leaf, node.pin = g.leaf, g.ptr
     return 0
 
 cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops, inside)"""
-    cdef PyObject* x
-    cdef Out* o
-    cdef Guard* g
-    cdef int32_t j
-    cdef id_t dim_at
-    kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops, inside = row
+    cdef Node* node = node_row(t, n)
+    cdef Out* o = node_out(t, node, k)
+    o.kind, o.ref, proto, o.shift, o.version, o.grad_slot, o.hidden, o.root, line, ops, o.inside = row
     x = <PyObject*>proto
-    dim_at = dims_of(t, n, x)
-    o = node_out(t, node_row(t, n), k)
-    o.kind = kind
-    o.ref = ref
-    o.shift = shift
-    o.version = version
-    o.grad_slot, o.reads_old = grad_slot, False
-    for j in range(node_row(t, n).len[SLOTS] if o.grad_slot != NONE else 0):
-        g = node_guard(t, node_row(t, n), j)
+    for j in range(node.len[SLOTS] if o.grad_slot != NONE else 0):
+        g = node_guard(t, node, j)
         if g.grad_of == o.grad_slot and g.binding != UNUSED: o.reads_old = True
-    o.hidden = hidden
-    o.root = root
-    o.inside = inside
-    if not hidden: node_row(t, n).n_given += 1
-    if kind == SHARED: node_out(t, node_row(t, n), <id_t>ref).sharers += 1
-    if kind == READOUT and o.ref == NONE: node_row(t, n).waits = 1
+    if not o.hidden: node.n_given += 1
+    if o.kind == SHARED: node_out(t, node, o.ref).sharers += 1
+    if o.kind == READOUT and o.ref == NONE: node.waits = 1
     o.keys = tensor_keys(x)
     o.data_kind = impl_kind(tensor_impl(x))
     o.ndim = tensor_ndim(x)
-    o.dim_at = dim_at
+    o.dim_at = dims_of(t, n, x)
     o.offset = tensor_offset(x)
-    Py_INCREF(proto)
-    o.proto = x
-    Py_INCREF(line)
-    o.line = <PyObject*>line
-    Py_INCREF(ops)
-    o.ops = <PyObject*>ops
+    for one in (proto, line, ops): Py_INCREF(one)
+    o.proto, o.line, o.ops = x, <PyObject*>line, <PyObject*>ops
     return 0
 
 cdef id_t program_add(Table* t, object program) except -1:
     """A pytree's program as rows of ops; objects are borrowed from the program's owner."""
     cdef id_t at = column_add(t, &t.ops, <int32_t>len(program))
-    cdef Op* op
     cdef id_t k = at
     try:
         for kind, n, obj in program:
@@ -202,8 +169,6 @@ cdef id_t program_add(Table* t, object program) except -1:
 cdef uint64_t program_shape(Table* t, id_t at, id_t n) noexcept:
     """One number of a program without its plain values."""
     cdef uint64_t h = <uint64_t>n
-    cdef Op* op
-    cdef id_t k
     for k in range(at, at + n):
         op = op_row(t, k)
         h = (h ^ <uint64_t>op.kind ^ <uint64_t>op.n << 8) * <uint64_t>0x9E3779B97F4A7C15
@@ -214,8 +179,6 @@ cdef uint64_t program_shape(Table* t, id_t at, id_t n) noexcept:
 cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
     """row: (the jitted backward or None, [(slot or NONE, out or NONE), ...], [slot, ...],
     to how many of these, the first, several edges lead)"""
-    cdef id_t k
-    cdef Save* s
     site, saves, flows, joined = row
     part_add(t, n, SAVES, len(saves))
     part_add(t, n, FLOWS, len(flows))
@@ -228,12 +191,9 @@ cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
     return 0
 
 cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
-    """row: (kind, slot, bumps, out, place, op, by, times, number). Places are there."""
+    """row: (kind, slot, bumps, out, place, by, made, number). Places are there."""
     cdef Effect* e = node_effect(t, node_row(t, n), k)
-    cdef Tag* w
-    cdef id_t j
-    kind, slot, bumps, out, place, op, by, times, number = row
-    e.kind, e.slot, e.bumps, e.out, e.place, e.op, e.times, e.number = kind, slot, bumps, out, place, op, times, number
+    e.kind, e.slot, e.bumps, e.out, e.place, by, e.made, e.number = row
     e.by = <PyObject*>by
     e.tag = NONE
     if e.kind == WRITES: node_row(t, n).writes = 1
@@ -248,21 +208,19 @@ cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
 cdef int grad_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (slot, was_none, was)"""
     cdef Grad* g = node_grad(t, node_row(t, n), k)
-    slot, was_none, was = row
-    g.slot, g.was_none, g.was = slot, was_none, <void*><uintptr_t>was
+    g.slot, g.was_none, was = row
+    g.was = <void*><uintptr_t>was
     node_guard(t, node_row(t, n), g.slot).grad = NO_GRAD if g.was_none else SOME_GRAD
     node_row(t, n).same_grads |= g.was is not NULL
     return 0
 
 cdef int undos_fill(Table* t, id_t n, list undos) except -1:
     """rows: (to, saved, nbytes, segment)"""
-    cdef Undo* u
-    cdef id_t k
     part_add(t, n, UNDOS, len(undos))
     for k in range(len(undos)):
-        to, saved, nbytes, segment = undos[k]
         u = node_undo(t, node_row(t, n), k)
-        u.to, u.saved, u.nbytes, u.segment = <PyObject*>to, <PyObject*>saved, nbytes, segment
+        to, saved, u.nbytes, u.segment = undos[k]
+        u.to, u.saved = <PyObject*>to, <PyObject*>saved
     return 0
 
 cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
@@ -276,8 +234,6 @@ cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
 cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple rows) except -1:
     """Its rows, and the place in the tree when they are complete. leaves: the call's tensors."""
     cdef Node* node = node_row(t, n)
-    cdef id_t k
-    cdef Objects tensors
     (ambient, slots, outs, ret_program, ret_python, effects, grads, groups, leaves, backward, numbers, undos,
      keeps_grads) = rows
     node.fn = f
@@ -287,7 +243,7 @@ cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple rows) except -1:
     node.depth = node_row(t, node.parent).depth + 1 if node.parent != NONE else 0
     node.pin_leaf = NONE
     node.ambient[0], node.ambient[1], node.ambient[2] = ambient
-    tensors = borrowed(leaves)
+    cdef Objects tensors = borrowed(leaves)
     node.key = call_key(spec, node.ambient, tensors.data(), <int32_t>tensors.size())
     part_copy(t, n, DEADS, &t.rec_deads)
     part_copy(t, n, PATCHES, &t.rec_patches)

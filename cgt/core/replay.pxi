@@ -12,14 +12,13 @@ cdef bint dropout_holds(Table* t, id_t n) noexcept:
 cdef int64_t node_why(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves) except -1:
     """FITS, or why the node does not take a call: a Miss and what it is about (guard_node). A hit and a report both ask
     here. Places come last, since to compare one may call Python, but where they tell what a slot's tensor is."""
-    cdef int64_t why
     cdef int32_t k
     if node_row(t, n).follows:
         k = places_hold(t, n)
         if k != NONE: return miss(MISS_PLACE, k)
         k = follows_same(t, n) if node_row(t, n).follows > 1 else NONE
         if k != NONE: return miss(MISS_SAME, k)
-    why = guard_node(t, node_row(t, n), s, ambient, leaves)
+    cdef int64_t why = guard_node(t, node_row(t, n), s, ambient, leaves)
     if why != FITS: return why
     if node_row(t, n).dropout and not dropout_holds(t, n): return miss(MISS_DROPOUT, 0)
     k = deads_alive(t, node_row(t, n))
@@ -33,14 +32,12 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
     """The child of `parent` for f that accepts these leaves, moved to the front; or NONE. The newest
     match is tried at once; the others cost one or two compares until they fit."""
     cdef uint64_t ambient[3]
-    cdef uint64_t key
-    cdef Node* node
     cdef id_t before, n = first_child(t, path, parent, f)
     if n == NONE: return NONE
     ambient_now(ambient)
     if node_why(t, n, s, ambient, leaves) == FITS: return n
     if node_row(t, n).next == NONE: return NONE
-    key = call_key(s, ambient, leaves, spec_row(t, s).n_leaves)
+    cdef uint64_t key = call_key(s, ambient, leaves, spec_row(t, s).n_leaves)
     while node_row(t, n).next != NONE:
         before = n
         n = node_row(t, n).next
@@ -55,9 +52,8 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
     return NONE
 
 cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves, id_t* parent) except -2:
-    """The node that a call becomes, or NONE: a child of the node that ran last, or of the nearest ancestor
-    behind which nothing is alive. `parent`: where it would be recorded. May end the iteration under way;
-    writes nothing else."""
+    """The node that a call becomes, or NONE: a child of the node that ran last, or of the nearest ancestor behind which
+    nothing is alive. `parent`: where it would be recorded. May end the iteration under way; writes nothing else."""
     cdef id_t n, at = path_row(t, path).current
     while at != NONE:
         if not path_ends(t, path, at, f):
@@ -99,10 +95,6 @@ cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
     """New tensors for the group of fresh output k: its storage moved away, or a user changed it."""
     cdef Node* node = node_row(t, n)
     cdef Out* first = node_out(t, node, k)
-    cdef Out* o
-    cdef PyObject* made
-    cdef PyObject* old
-    cdef void* before
     cdef int32_t j
     for j in range(k, node.len[OUTS]):
         o = node_out(t, node_row(t, n), j)
@@ -141,8 +133,6 @@ cdef bint wrapper_intact(Table* t, id_t n, int32_t k) except -1:
 
 cdef int wrapper_ready(Table* t, id_t n, int32_t k) except -1:
     """Output k, around outputs that are ready: the same object as last time, as if new; or another one."""
-    cdef PyObject* old
-    cdef Out* o
     if not wrapper_intact(t, n, k):
         make, inside, _ = <object>node_out(t, node_row(t, n), k).ops
         made = make([<object>node_out(t, node_row(t, n), <id_t>j).tensor for j in inside])
@@ -159,8 +149,6 @@ cdef int wrapper_ready(Table* t, id_t n, int32_t k) except -1:
 cdef int outs_ready(Table* t, id_t n) except -1:
     """Fresh outputs: the same tensors as last time, as if new; or new ones."""
     cdef Node* node = node_row(t, n)
-    cdef Out* first
-    cdef Out* o
     cdef int32_t k, j, renew
     for k in range(node.len[OUTS]):
         o = node_out(t, node, k)
@@ -198,7 +186,6 @@ cdef object root_give(Table* t, id_t n, int32_t k, void* backward):
 
 cdef int parts_give(Table* t, id_t n, PyObject** leaves, void* backward, PyObject** tensors, list views) except -1:
     """Views that require grad, as do what they are views of: made by autograd. `views` owns them."""
-    cdef Out* o
     cdef int32_t k, n_given = node_row(t, n).n_given
     values = None
     for k in range(n_given):
@@ -233,7 +220,6 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     """The call's result. `backward`: the autograd node of what requires grad in it, or NULL."""
     cdef Node* node = node_row(t, n)
     cdef Objects tensors
-    cdef Out* o
     cdef id_t at = node.ret_at
     cdef int32_t k, next_ = 0
     cdef bint parts = False
@@ -276,7 +262,6 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
 
 cdef object effect_part(Table* t, id_t n, id_t out, id_t number, PyObject** leaves):
     """An output, or a number, for a place."""
-    cdef Out* o
     if number != NONE: return number_value(node_number(t, node_row(t, n), number))
     o = node_out(t, node_row(t, n), out)
     if o.kind == READOUT: return (<object>o.ops)[0](<object>o.proto)
@@ -286,7 +271,7 @@ cdef object effect_value(Table* t, id_t n, Effect e, PyObject** leaves):
     """What a place gets."""
     if e.out != NONE or e.number != NONE: return effect_part(t, n, e.out, e.number, leaves)
     by = <object>e.by
-    return by[0]([effect_part(t, n, out, number, leaves) for out, number in by[1]]) if e.times else by
+    return by[0]([effect_part(t, n, out, number, leaves) for out, number in by[1]]) if e.made else by
 
 cdef inline void number_put(Table* t, Node* node, Effect* e, PyObject* x) noexcept nogil:
     """Into a tensor's memory on the host."""
@@ -297,10 +282,7 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
     """What the recording does besides writing bytes: to _version and .grad of tensors, and to numbers in places.
     Without `bump`: some of it was done while it was recorded."""
     cdef Node* node = node_row(t, n)
-    cdef Effect* e
     cdef Effect put
-    cdef PyObject* x
-    cdef PyObject* made
     cdef int32_t k
     for k in range(node.len[EFFECTS]):
         node = node_row(t, n)               # setting a .grad may free what was there
@@ -358,7 +340,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
             if node_row(t, n).watchdog is not NULL: (<Watchdog*>node_row(t, n).watchdog).note(stream)
             with nogil:
                 code = launch_among(d, spread, exec_, stream, device)
-                if code == 0 and waits: code = d.wait(stream, device)
+                if code == 0 and waits: code = fault(CALL_WAIT) or d.wait(stream, device)
             check(driver, code, CALL_LAUNCH)
         if waits: result = outs_give(t, n, leaves, backward)
         effects_happen(t, n, leaves, bump)
@@ -375,9 +357,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     cdef Walk w
     cdef id_t s = NONE, n, path, parent, proves = NONE
     cdef PyObject* reason = NULL
-    cdef Path* p
     cdef bint met, due = False, audited = False
-    cdef void* range_
     cdef void* stream = NULL
     fn_row(t, f).calls += 1
     fn_row(t, f).unknown = 0

@@ -16,11 +16,8 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
     """Have the graph copy from today's inputs, and to them, and draw from where the generators are; what did not move
     costs one compare. `exec_`: the first of the node's. The GIL may go, at the end, where inputs are on the host."""
     cdef Node* node = node_row(t, n)
-    cdef Patch* p
     cdef Fn* fn = fn_row(t, node.fn)
-    cdef uint64_t source, before
     cdef int32_t k
-    cdef int code
     cdef bint feeds = False
     for k in range(node.len[PATCHES] if node.moved else 0):
         p = node_patch(t, node, k)
@@ -30,7 +27,7 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
         p.told[0] = source
         node_guard(t, node, p.slot).ptr = <char*>source
         fn.rebinds += 1
-        code = d.patch(node.exec, p) if p.nbytes else 0
+        code = fault(CALL_PATCH) or d.patch(node.exec, p) if p.nbytes else 0
         if code != 0: p.told[0] = NOWHERE
         check(path_row(t, node.path).driver, code, CALL_PATCH)
     if node.moved:
@@ -53,7 +50,7 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
         if p.nbytes:
             before = p.told[0]
             p.told[0] = source
-            code = d.patch(exec_ if p.kind == COPY_SOURCE else node.exec, p)
+            code = fault(CALL_PATCH) or d.patch(exec_ if p.kind == COPY_SOURCE else node.exec, p)
             if code != 0: p.told[0] = before       # the shadow tells what the exec was really told
             check(path_row(t, node.path).driver, code, CALL_PATCH)
         if is_loose(node_guard(t, node, p.slot)): node_guard(t, node, p.slot).ptr = <char*>source
@@ -64,14 +61,12 @@ cdef int slots_feed(Table* t, id_t n, Driver* d, PyObject** leaves, void* stream
     """Copy what slots on the host hold to where the recording works. The caller holds the path, so the node stays; its
     rows may move while the GIL is gone."""
     cdef Patch p
-    cdef const void* source
     cdef int32_t k
-    cdef int code
     for k in range(node_row(t, n).len[PATCHES]):
         p = node_patch(t, node_row(t, n), k)[0]
         if p.kind != FED or not p.nbytes: continue
         source = tensor_ptr(slot_tensor(t, node_row(t, n), p.slot, leaves))
-        with nogil: code = d.feed(&p, source, stream)
+        with nogil: code = fault(CALL_COPY) or d.feed(&p, source, stream)
         check(path_row(t, node_row(t, n).path).driver, code, CALL_COPY)
     return 0
 
@@ -81,7 +76,6 @@ cdef inline void* first_exec(Table* t, Node* node) noexcept nogil:
 
 cdef inline void* exec_among(Read* reads, int32_t n, void* last) noexcept nogil:
     """The first graph of a row of segments, of which some have none."""
-    cdef int32_t k
     for k in range(n):
         if reads[k].exec is not NULL: return reads[k].exec
     return last
@@ -95,7 +89,6 @@ cdef int32_t node_length(Table* t, Node* node) noexcept:
 cdef void words_give_back(Table* t, id_t n) noexcept:
     """The call goes another way: the generators are where they were."""
     cdef Node* node = node_row(t, n)
-    cdef Patch* p
     cdef int32_t k
     for k in range(node.len[PATCHES]):
         p = node_patch(t, node, k)
@@ -108,7 +101,6 @@ cdef bint read_holds(Read* r) noexcept nogil:
 cdef bint reads_agree(Table* t, id_t n, int32_t known) noexcept nogil:
     """Are the first `known` values, which lie on the host, those of node n, and nothing else is among them?"""
     cdef Node* node = node_row(t, n)
-    cdef int32_t k
     if node.len[READS] < known: return False
     for k in range(known):
         if node_read(t, node, k).island is not NULL and not node_read(t, node, k).pure: return False
@@ -117,7 +109,6 @@ cdef bint reads_agree(Table* t, id_t n, int32_t known) noexcept nogil:
 
 cdef bint has_islands(Table* t, id_t n) noexcept:
     """Does the user's code run between the node's segments?"""
-    cdef Read* r
     cdef int32_t k
     for k in range(node_row(t, n).len[READS]):
         r = node_read(t, node_row(t, n), k)
@@ -128,7 +119,6 @@ cdef uint64_t slots_versions(Table* t, id_t n, PyObject** leaves) noexcept:
     """One number of how often each tensor that the node reads from outside was written."""
     cdef Node* node = node_row(t, n)
     cdef uint64_t h = 1
-    cdef PyObject* x
     cdef int32_t k
     for k in range(node.len[SLOTS]):
         if node_guard(t, node, k).leaf == NONE and node_guard(t, node, k).grad_of != NONE: continue
@@ -162,9 +152,6 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
     """Run node n's segments but the last, of which the first `known` values are known: the first that is another, or
     NONE. `island`: the last that may not run again."""
     cdef int driver = path_row(t, node_row(t, n).path).driver, device = path_row(t, node_row(t, n).path).device, code
-    cdef void* exec_
-    cdef void* tape
-    cdef PyObject* part
     cdef bint waits
     cdef Spread* spread = node_row(t, n).spread
     cdef Tensors held
@@ -177,8 +164,8 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
         waits = k >= known or node_read(t, node_row(t, n), k).number != NONE
         with nogil:
             code = launch_among(d, spread, exec_, stream, device)
-            if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, -1)
-            elif code == 0 and part is NULL and waits: code = d.wait(stream, device)
+            if code == 0 and tape is not NULL: code = fault(CALL_LAUNCH) or DRIVERS[HOST].launch(tape, NULL, -1)
+            elif code == 0 and part is NULL and waits: code = fault(CALL_WAIT) or d.wait(stream, device)
         check(driver, code, CALL_LAUNCH)
         if part is not NULL and node_read(t, node_row(t, n), k).pure: (<object>part)()
         elif part is not NULL:
@@ -193,20 +180,16 @@ cdef int writes_undo(Table* t, id_t n, int32_t last) except -1:
     """The call goes another way behind segment `last`: what the segments until then overwrote is as it was, the first
     write last."""
     cdef Node* node = node_row(t, n)
-    cdef Path* p = path_row(t, node.path)
-    cdef Undo* u
     cdef int32_t k
     for k in range(node.len[UNDOS] - 1, -1, -1):
         u = node_undo(t, node, k)
         if u.segment > last: continue
-        check(p.driver, DRIVERS[p.driver].move(tensor_ptr(u.to), tensor_ptr(u.saved), u.nbytes, tensor_device(u.to)),
-            CALL_MOVE)
+        bytes_move(tensor_device(u.to), tensor_ptr(u.to), tensor_ptr(u.saved), u.nbytes)
     return 0
 
 cdef uint64_t reads_key(Table* t, id_t n, int32_t known) noexcept:
     """One number of the values that lie on the host; never 0."""
     cdef uint64_t h = <uint64_t>known
-    cdef Read* r
     cdef int32_t k
     cdef int64_t j
     for k in range(known):
@@ -245,7 +228,6 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
     cdef int32_t known = 0, differs
     cdef uint64_t versions = 0
-    cdef void* state
     cdef PyObject* island = NULL
     while True:
         node_row(t, n).tried = fn_row(t, node_row(t, n).fn).calls

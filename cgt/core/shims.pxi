@@ -57,6 +57,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     cppclass Objects:
         Objects()
         void push_back(PyObject* o) except +raised
+        void resize(size_t n) except +raised
         PyObject** data()
         size_t size()
     cppclass Tensors "std::vector<at::TensorBase>":
@@ -80,8 +81,7 @@ cdef extern from "tensor_shim.h" namespace "cgt":
     bint tensor_is_lent(PyObject* t) noexcept
     void tensor_set_grad(PyObject* t, PyObject* g)
     void tensor_require_grad(PyObject* t)
-    void* inference_begin(int on) except +raised
-    void inference_end(void* guard) noexcept
+    object c_in_inference "cgt::in_inference"(bint on, object body) except +raised
     PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim, const int64_t* dims) except +raised
     PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int64_t offset, int ndim,
                         const int64_t* dims) except +raised
@@ -116,7 +116,7 @@ cdef extern from "tape_shim.h" namespace "cgt":
     void tape_pop(void* tape)
     void tape_spend(void* tape, PyObject* proto) noexcept
     int tape_copy(void* tape, PyObject* mine, void* theirs, int64_t nbytes, bint back)
-    void tape_plan(void* tape, PyObject* made, PyObject* outs, PyObject* early, void** busy, int n) except +raised
+    void tape_plan(void* tape, list made, list outs, list early, const vector[void*]& busy) except +raised
     int64_t blocks_nbytes() noexcept
     void host_give_away(void* held, PyObject* proto) except +raised
     void* range_begin(PyObject* name) noexcept
@@ -150,7 +150,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     int extents_apart(Extents* extents) noexcept nogil
     object c_sinks_new "cgt::sinks_new"(list tensors) except +raised
     int c_sinks_hooked "cgt::sinks_hooked"(object handle, int parallel) noexcept
-    bint grad_mode(bint on) noexcept
+    object c_with_grad "cgt::with_grad"(object body) except +raised
     bint c_graph_heard "cgt::graph_heard"(object t, int steps) except +raised
     void c_sinks_open "cgt::sinks_open"(object handle, list tensors) except +raised
     object c_sinks_flows "cgt::sinks_flows"(object handle, list results, uint64_t since) except +raised
@@ -217,24 +217,24 @@ cdef extern from "cuda_shim.h" namespace "cgt":
         void back() noexcept nogil
     void cuda_thread_ready(int device) noexcept nogil
     ctypedef int (*stream_test)(void* stream) noexcept nogil
-    void* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) except +raised
+    CudaPool* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) except +raised
     void cuda_pools_drop() noexcept
-    void cuda_pool_retire(void* pool) noexcept
-    void cuda_pool_count(void* pool, int by) noexcept
-    int cuda_pool_nodes(void* pool) noexcept
-    void cuda_pool_id(void* pool, unsigned long long* id) noexcept
-    int cuda_pool_restore(void* pool, void* state, void** live, int n) except +raised
-    void cuda_pool_spend(void* pool, void* at) except +raised
-    int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) except +raised
-    bint cuda_pool_made(void* pool, void* at) except +raised
-    object cuda_pool_free(void* pool, void* stream) except +raised
+    void cuda_pool_retire(CudaPool* pool) noexcept
+    void cuda_pool_count(CudaPool* pool, int by) noexcept
+    int cuda_pool_nodes(CudaPool* pool) noexcept
+    void cuda_pool_id(CudaPool* pool, unsigned long long* id) noexcept
+    bint cuda_pool_restore(CudaPool* pool, void* state, const vector[void*]& live) except +raised
+    void cuda_pool_spend(CudaPool* pool, void* at) except +raised
+    bint cuda_pool_checkpoint(CudaPool* pool, const vector[void*]& made, void** state) except +raised
+    bint cuda_pool_made(CudaPool* pool, void* at) except +raised
+    object cuda_pool_free(CudaPool* pool, void* stream) except +raised
     int64_t cuda_dropout_now(int device) noexcept
     void cuda_dropout_undo(int device) noexcept
     void cuda_dropout_watch() except +raised
     object cuda_allocations(int device) except +raised
     void cuda_state_free(void* state) noexcept
-    void cuda_pool_begin(void* pool, void* stream, stream_test capturing) except +raised
-    void cuda_pool_end(void* pool) noexcept
+    void cuda_pool_begin(CudaPool* pool, void* stream, stream_test capturing) except +raised
+    void cuda_pool_end(CudaPool* pool) noexcept
     void cuda_mark(int device, int begin) noexcept
     void* generator_swap(object generator, object seed_word, object offset_word,
                          unsigned long long capture_id) except +raised
@@ -302,6 +302,9 @@ cdef extern from "Python.h":
     double PyComplex_RealAsDouble(PyObject* o)
     double PyComplex_ImagAsDouble(PyObject* o)
     unsigned long PyThread_get_thread_ident() nogil
+
+cdef extern from "<vector>" namespace "std" nogil:
+    size_t erase(vector[void*]& of, void* what)
 
 cdef extern from "<mutex>" namespace "std" nogil:
     cppclass mutex:

@@ -65,7 +65,6 @@ def fn_add(int outputs, bint backward, str range_name, object build):
     the name, which profilers show. backward: autograd calls it."""
     cdef id_t f = row_take(&TABLE, &TABLE.fns)
     cdef Fn* fn = fn_row(&TABLE, f)
-    cdef int64_t born
     fn.outputs = outputs
     fn.backward = backward
     fn.range_name = <PyObject*>range_name
@@ -104,10 +103,8 @@ def fn_count(int f, str column, int64_t by=1):
     else: raise KeyError(column)
 
 def fn_counts(int f):
-    """(calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes,
-    graph_nodes)"""
+    """(calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes, graph_nodes)"""
     cdef Fn* fn = fn_row(&TABLE, f)
-    cdef Node* node
     cdef int64_t graph_nodes = 0
     for k in range(TABLE.nodes.n):
         node = node_row(&TABLE, k)
@@ -141,7 +138,6 @@ def fn_unknown(int f):
 
 def fn_nodes(int f):
     """Node ids of a function, used last first."""
-    cdef Node* node
     ids = []
     for k in range(TABLE.nodes.n):
         node = node_row(&TABLE, k)
@@ -152,8 +148,6 @@ def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, 
     """A spec for a function, with so many tensors and live numbers. programs[spec] becomes (program, paths): its
     objects must stay alive."""
     cdef id_t s = row_take(&TABLE, &TABLE.specs), at
-    cdef Spec* spec
-    cdef Fn* fn
     try:
         programs[s] = (program, paths)
         at = program_add(&TABLE, program)
@@ -173,7 +167,6 @@ def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, 
 
 def spec_free_if(int f, int64_t born, int s):
     """Free a spec and its nodes, if the function is still the one that was born then."""
-    cdef id_t k
     if not fn_is(f, born): return
     k = fn_row(&TABLE, f).first_spec
     while k != NONE and k != s: k = spec_row(&TABLE, k).next
@@ -196,7 +189,7 @@ def verdict_spec(int spec, list tensors, str reason, int64_t until):
 def verdict_place(int path, int parent, int f, str reason, int64_t until):
     """The same of calls behind this node, where there are recordings already."""
     cdef Edge* e = edge_find(&TABLE, path, parent, f)
-    if e.fn != NONE and e.first != NONE: verdict_set(&e.verdict, reason, until, 0)
+    if e is not NULL: verdict_set(&e.verdict, reason, until, 0)
 
 def children(int path, int parent, int f):
     """Nodes of f behind a parent (-1: that begin an iteration), newest match first."""
@@ -237,9 +230,6 @@ def node_replays(int n): return node_now(n).n_replay
 
 def node_facts(int n):
     """What a report says about a node."""
-    cdef Patch* p
-    cdef Out* o
-    cdef Read* r
     cdef int32_t k, so_far = 0, words = 0
     cdef int64_t copied = 0, back = 0, saved = 0
     written, told, segments, outs, readouts = set(), set(), [], [], []
@@ -286,6 +276,35 @@ def node_misplaced(int n):
     finally:
         if mine: path_unlock(path_row(&TABLE, path))
 
+MISSING = object()          # what lies in a place where nothing is
+BUILTIN_DESCRIPTORS = (     # which run no code of the user's; nobody can derive from these
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+def value_at(place):
+    """What lies in a place, (kind, home, key, ...), now: one object, or MISSING; of a length, so many; of NAMES_ABSENT,
+    MISSING or what each name has."""
+    cdef Place p
+    cdef PyObject* now = NULL
+    p.kind, home, key = place[0], place[1], place[2]
+    p.home, p.key = <PyObject*>home, <PyObject*>key
+    if p.kind in (DICT_LEN, LIST_LEN): return len(home)
+    if p.kind == NAMES_ABSENT: return MISSING if absent(p) else tuple([(<dict>home).get(name, MISSING) for name in key])
+    p.number = key if p.kind == LIST_ITEM else 0
+    if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
+        now = place_now(p)
+    elif p.kind == TYPE_ATTR:
+        now = type_lookup(p.home, p.key)
+    elif p.kind == ATTR:
+        now = type_lookup(<PyObject*>Py_TYPE_(p.home), p.key)
+        if now is NULL or not issubclass(<object>Py_TYPE_(now), BUILTIN_DESCRIPTORS): return MISSING
+        try:
+            return (<object>now).__get__(home)
+        except (ValueError, AttributeError):            # no value yet
+            return MISSING
+    return <object>now if now is not NULL else MISSING
+
 def node_misses(int path, int parent, int f, int spec, list tensors):
     """Why each of these children does not take this call: [(node, Miss, index), ...]. For messages
     and for the choice between pinned and copied. The path is held as by a call."""
@@ -325,7 +344,6 @@ def slot_addresses(int n, int k, list tensors):
 def slot_tensors(int n, list tensors):
     """The tensor of each of the node's slots in a call that it takes, with these leaves; None for a gradient."""
     cdef Node* node = node_row(&TABLE, n)
-    cdef Guard* g
     found = []
     for k in range(node.len[SLOTS]):
         g = node_guard(&TABLE, node, k)
@@ -358,7 +376,6 @@ def node_watch(int n, uintptr_t stream, double seconds, bytes text):
 
 def watch_end():
     """The process ends by itself."""
-    cdef int k
     for k in range(MAX_DEVICES):
         if WATCHDOGS[k] is not NULL: WATCHDOGS[k].end()
 
@@ -381,7 +398,6 @@ def node_drop(int n, bint replaced=False):
 
 def node_oldest():
     """The leaf of the trees that ran longest ago, or None. Not the node that a path has come to."""
-    cdef Node* node
     cdef id_t best = NONE
     for k in range(TABLE.nodes.n):
         node = node_row(&TABLE, k)
@@ -391,9 +407,8 @@ def node_oldest():
 
 def freed():
     """[(fn, node), ...] of nodes freed since the last time: their owners can go."""
-    cdef id_t* row = <id_t*>TABLE.freed.rows
-    pairs = [(row[2 * k], row[2 * k + 1]) for k in range(TABLE.freed.n)]
-    TABLE.freed.n = 0
+    pairs = <list>TABLE.freed
+    TABLE.freed.clear()
     return pairs
 
 def path_state(int device):
@@ -432,7 +447,6 @@ def path_proto(int at, object t):
 def step():
     """Begin an iteration on every device, not in the middle of another thread's call."""
     cdef bint mine = paths_mine()           # a finalizer, in the middle of ours
-    cdef id_t k
     for k in range(TABLE.paths.n):
         if not mine:
             while not path_hold(path_row(&TABLE, k)): path_wait(path_row(&TABLE, k))
@@ -443,7 +457,6 @@ def step():
 
 def stepped(bint on):
     """Take the iterations under way for ones that step() began, or for ones of a program that never says it."""
-    cdef id_t k
     for k in range(TABLE.paths.n):
         path_row(&TABLE, k).said = on
         if not on: path_row(&TABLE, k).since = NONE
@@ -454,26 +467,22 @@ def max_path(int n):
 
 def alone():
     """Forget that several threads called (path.pxi); for tests, whose threads are gone."""
-    cdef id_t k
     for k in range(TABLE.paths.n): path_row(&TABLE, k).thread = path_row(&TABLE, k).shared = 0
 
 def paths_mine():
     """Does this thread hold a path: is it inside a call (a finalizer, say)?"""
-    cdef id_t k
     for k in range(TABLE.paths.n):
         if path_is_mine(path_row(&TABLE, k)): return True
     return False
 
 def paths_lock():
     """Hold every device's path, so that no replay is under way; for freeing rows. Waits."""
-    cdef id_t k
     for k in range(TABLE.paths.n):
         while not path_lock(path_row(&TABLE, k)):
             path_wait(path_row(&TABLE, k))
 
 def paths_unlock():
     """Let go what paths_lock took."""
-    cdef id_t k
     for k in range(TABLE.paths.n): path_unlock(path_row(&TABLE, k))
 
 def paths_leave():
@@ -482,7 +491,6 @@ def paths_leave():
 
 def with_paths(object body, int lent=0):
     """body(), while every path is held. `lent`: that is code of the user's."""
-    cdef id_t k, n
     paths_lock()
     n = TABLE.paths.n
     for k in range(n): path_row(&TABLE, k).lent += lent
@@ -496,8 +504,6 @@ def part(object t):
     """Move a result's memory out of its recording's, if t lies in a CUDA recording's results: its address is about to
     leave PyTorch, and no rescue could follow it. The caller holds the paths."""
     cdef void* storage = tensor_storage(<PyObject*>t)
-    cdef id_t n
-    cdef int32_t k
     for n in range(TABLE.nodes.n):
         if not node_row(&TABLE, n).alive or path_row(&TABLE, node_row(&TABLE, n).path).driver != CUDA: continue
         for k in range(node_row(&TABLE, n).len[OUTS]):
@@ -510,18 +516,10 @@ def held(object body):
     """body(), while no row is freed. A finalizer in the middle of a call is let in."""
     return body() if paths_mine() else with_paths(body)
 
-def locked(object lock, object body, object busy):
-    """body(), while the lock is held; busy(), where somebody else holds it."""
-    if not lock.acquire(blocking=False): return busy()
-    try:
-        return body()
-    finally:
-        lock.release()
-
-def holding(object lock, object body):
-    """body(), while the lock is held. A with statement would keep it if an interrupt came as it ends, where somebody
-    watches calls (Python 3.12 and later)."""
-    lock.acquire()
+def locked(object lock, object body, object busy=None):
+    """body(), while the lock is held; busy(), if there is that, where somebody else holds it. A with statement would
+    keep it if an interrupt came as it ends, where somebody watches calls (Python 3.12 and later)."""
+    if not lock.acquire(busy is None): return busy()
     try:
         return body()
     finally:

@@ -18,6 +18,8 @@ def numbers_are(node): numbers_are_(node)
 def numbers_watch(object run, bint on): numbers_watch_(<const void*><PyObject*>run, on)
 def numbers_of_op(): return observe_numbers()
 def casts_inside(): return observe_casts() != 0
+def in_inference(bint on, object body): return c_in_inference(on, body)
+def with_grad(object body): return c_with_grad(body)
 def is_in_node(): return in_node() != 0
 
 def ambient():
@@ -54,28 +56,10 @@ def within(list brackets, object body):
     if error is not None: raise error
     return result
 
-def in_inference(bint on, object body):
-    """body() with inference mode on or off. torch's own context manager would leave it so if an interrupt came while it
-    is entered or left."""
-    cdef void* guard = inference_begin(on)
-    try:
-        return body()
-    finally:
-        inference_end(guard)
-
-def with_grad(object body):
-    """body() where autograd makes a graph."""
-    cdef bint before = grad_mode(True)
-    try:
-        return body()
-    finally:
-        grad_mode(before)
-
 def observed(object results, object see, object function, tuple args, dict kwargs):
     """Call the function; for each op that it runs, here and in autograd's threads, see(op, args, kwargs) is called
     in its place, and calls `proceed`."""
     cdef PyObject* before = observer_of_thread()
-    cdef int was, shown
     pair = (results, see)
     Py_XINCREFX(before)
     observer_set(<PyObject*>pair)
@@ -116,7 +100,6 @@ def usual(list inputs, int device, dict constants):
     """The storages of these inputs of the op that is observed now, if a recording can hold all of them, they are on
     this GPU or on the host (-1), known to Python, and one of them is no constant; or None."""
     cdef bint varies = False
-    cdef PyObject* t
     known = set()
     for one in inputs:
         t = <PyObject*>one

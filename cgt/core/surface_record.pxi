@@ -1,10 +1,18 @@
 # What Python sees of the recording under way (record.pxi), from begin to a node, and of pools. A function of one line
-# is one of the chapters' and shims', where it is told what it does.
+# is one of the driver's, the chapters' or the shims', where it is told what it does.
 
 def abort(): record_abort(&TABLE)
 def copy_back(object source, object to, int64_t nbytes): return record_copy(&TABLE, COPY_BACK, source, to, nbytes)
 def state_op(object generator, object state, bint sets): tape_state(TABLE.rec.exec, generator, state, sets)
 def fork_drop(): tape_pop(TABLE.rec.exec)
+def fork_enter(uintptr_t body, uintptr_t stream):
+    check(TABLE.rec.driver, rec_driver(&TABLE).enter(&TABLE.rec, <void*>body, <void*>stream), CALL_FORK)
+def fork_leave(uintptr_t body, uintptr_t stream):
+    check(TABLE.rec.driver, rec_driver(&TABLE).leave(&TABLE.rec, <void*>body, <void*>stream), CALL_FORK)
+def fork_decide(uint64_t condition, object pred, uintptr_t stream):
+    check(TABLE.rec.driver, rec_driver(&TABLE).decide(&TABLE.rec, condition, <PyObject*>pred, <void*>stream), CALL_FORK)
+def fetch(uintptr_t to, object x, int64_t nbytes):
+    check(TABLE.rec.driver, rec_driver(&TABLE).fetch(&TABLE.rec, <PyObject*>x, <char*>to, nbytes), CALL_CUT)
 def graph_length(): return cuda_length(&TABLE.rec)
 def graph_mark(): return cuda_mark_here(&TABLE.rec)
 def graph_shots(int first): return [cuda_shot(<cu.CUgraphNode><uintptr_t>one) for one in cuda_nodes(&TABLE.rec, first)]
@@ -12,13 +20,15 @@ def moved_generator(uintptr_t handle): return generator_moved(<void*>handle)
 def follow_generator(uintptr_t handle): generator_follow(<void*>handle, cuda_capture_id(&TABLE.rec))
 def point_generator(uintptr_t handle, object seed_word, object offset_word, uint64_t moved):
     generator_point(<void*>handle, seed_word, offset_word, moved)
+def move_bytes(int device, uintptr_t to, uintptr_t source, int64_t nbytes):
+    bytes_move(device, <void*>to, <void*>source, nbytes)
 def capture_relaxed(bint on): cuda_relaxed(on)
 def load_kernels(int device): check(CUDA, cuda_load_kernels(device), CALL_WORDS)
 def load_decide_kernel(int device): return cuda_decide_kernel(device)
 def pool_new(int device, ids): return <uintptr_t>cuda_pool_new(device, ids[0], ids[1])
-def pool_free(uintptr_t pool, uintptr_t stream): return cuda_pool_free(<void*>pool, <void*>stream)
-def pool_nodes(uintptr_t pool): return cuda_pool_nodes(<void*>pool)
-def pool_retire(uintptr_t pool): cuda_pool_retire(<void*>pool)
+def pool_free(uintptr_t pool, uintptr_t stream): return cuda_pool_free(<CudaPool*>pool, <void*>stream)
+def pool_nodes(uintptr_t pool): return cuda_pool_nodes(<CudaPool*>pool)
+def pool_retire(uintptr_t pool): cuda_pool_retire(<CudaPool*>pool)
 def pools_drop(): cuda_pools_drop()
 def allocations(int device): return cuda_allocations(device)
 
@@ -29,15 +39,15 @@ def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others)
     cdef Table* t = &TABLE
     cdef id_t path = path_of(t, device), m
     cdef void* state = NULL
-    cdef Beside* b
     cdef int32_t k
     assert not t.rec.active, "one recording at a time: its caller holds the lock (sites.py)"
     memset(&t.rec, 0, sizeof(Recording))
-    t.rec_patches.n = t.rec_reads.n = t.rec_vain.n = 0
+    t.rec_patches.n = t.rec_reads.n = 0
+    t.rec_vain.clear()
     t.rec.driver = driver
     t.rec.device = device
     t.rec.stream = <void*>stream
-    t.rec.pool = <void*>pool
+    t.rec.pool = <CudaPool*>pool
     t.rec.parent = m = path_row(t, path).current
     t.rec.step = path_row(t, path).step
     t.rec.launches = path_row(t, path).launches
@@ -48,14 +58,13 @@ def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others)
     t.rec.active = 1
     spread_new(&t.rec.spread, others)
     t.rec.seconds[RESTORE] = now()
-    check(driver, DRIVERS[driver].restore(&t.rec, state, <void**>t.rec_live.rows, t.rec_live.n), CALL_RESTORE)
+    check(driver, fault(CALL_RESTORE) or DRIVERS[driver].restore(&t.rec, state, t.rec_live), CALL_RESTORE)
     for k in range(t.rec.spread.n if t.rec.spread is not NULL else 0):
         b = &t.rec.spread.others[k]
-        check(driver, pool_restore(b.device, b.pool, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows,
-            t.rec_live.n), CALL_RESTORE)
+        check(driver, pool_restore(b.device, b.pool, state_beside(t, t.rec.parent, b), t.rec_live), CALL_RESTORE)
     t.rec.seconds[CAPTURE] = now()
     t.rec.seconds[RESTORE] = t.rec.seconds[CAPTURE] - t.rec.seconds[RESTORE]
-    check(driver, DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
+    check(driver, fault(CALL_BEGIN) or DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
 
 def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into, bytes out=b""):
     """Append an op of the host's to the tape under way: what it returns is copied `into` these tensors. Or a variant
@@ -73,10 +82,7 @@ def scalar(int number, object value, int at, int part):
 def graph_back(int first, list marks):
     """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `marks` (of
     graph_mark)."""
-    cdef int32_t k
-    for node in cuda_nodes(&TABLE.rec, first):
-        k = column_add(&TABLE, &TABLE.rec_vain, 1)
-        (<void**>TABLE.rec_vain.rows)[k] = <void*><uintptr_t>node
+    for node in cuda_nodes(&TABLE.rec, first): TABLE.rec_vain.push_back(<void*><uintptr_t>node)
     cuda_back(&TABLE.rec, marks)
 
 def form_of(int form, object x):
@@ -91,7 +97,6 @@ def scalar_words(uintptr_t node, list words):
     """A captured kernel's arguments have these words of numbers: [(offset, form, number, its value now), ...]."""
     cdef Table* t = &TABLE
     cdef Args* args = args_of(t, node)
-    cdef Patch* p
     try:
         words_room(t, words)
         for at, form, number, value in words:
@@ -106,7 +111,6 @@ def address_words(uintptr_t node, list words):
     ...]."""
     cdef Table* t = &TABLE
     cdef Args* args = args_of(t, node)
-    cdef Patch* p
     try:
         words_room(t, words)
         for at, copy, shift in words:
@@ -119,9 +123,8 @@ def address_words(uintptr_t node, list words):
 def graph_words():
     """(sorted [(word, node), ...] of the 8 bytes wherever a pointer may be among the nodes' arguments, {node, ...} of
     which that is not known), for nodes of the capture that stay and copy no slot; None if there are graphs in it."""
-    cdef int32_t k
     if TABLE.rec.n_inner: return None
-    gone = {<uintptr_t>(<void**>TABLE.rec_vain.rows)[k] for k in range(TABLE.rec_vain.n)}
+    gone = {<uintptr_t>TABLE.rec_vain[k] for k in range(TABLE.rec_vain.size())}
     for k in range(TABLE.rec_patches.n):
         if rec_patch(&TABLE, k).kind <= COPY_BACK: gone.add(<uintptr_t>rec_patch(&TABLE, k).handle)
     words, opaque = [], set()
@@ -136,7 +139,7 @@ def graph_words():
 def bind(int copy):
     """The slot is not copied after all: the recording is told where it lies. Nothing copies back."""
     cdef Patch* p = rec_patch(&TABLE, copy)
-    if p.nbytes: check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].bind(&TABLE.rec, p), CALL_COPY)
+    if p.nbytes: check(TABLE.rec.driver, rec_driver(&TABLE).bind(&TABLE.rec, p), CALL_COPY)
     p.kind = BOUND
 
 def copy(object to, object source, int64_t nbytes):
@@ -163,7 +166,7 @@ def words(object generator, object seed_word, object offset_word, tuple now):
     p.to = tensor_ptr(<PyObject*>seed_word)
     p.device = tensor_device(<PyObject*>seed_word)
     p.told[0], p.told[1] = now
-    check(t.rec.driver, DRIVERS[t.rec.driver].words(&t.rec, p), CALL_WORDS)
+    check(t.rec.driver, fault(CALL_WORDS) or rec_driver(t).words(&t.rec, p), CALL_WORDS)
 
 def swap_generator(object generator, object seed_word, object offset_word, list handles):
     """Give a generator our state while recording; a handle for restore_generators is appended."""
@@ -172,7 +175,6 @@ def swap_generator(object generator, object seed_word, object offset_word, list 
 def restore_generators(list handles):
     """Put the generators' own states back; for each, (by how much a run advances it, do kernels read its words?). The
     list is empty then."""
-    cdef uint64_t advance
     cdef int drew = 0
     advances = []
     while handles:
@@ -184,22 +186,12 @@ def spend(object x):
     """The recording under way needs a result of its path no more, and nobody else does: what is recorded
     from here on may use its memory."""
     cdef Table* t = &TABLE
-    cdef int32_t k, j
-    cdef PyObject* proto
-    cdef void** live = <void**>t.rec_live.rows
+    cdef int32_t k
     cdef id_t n = path_output(t, t.rec.parent, <PyObject*>x, &k)
     if n == NONE: return
     proto = node_out(t, node_row(t, n), k).proto
-    check(t.rec.driver, DRIVERS[t.rec.driver].spend(&t.rec, proto), CALL_SPEND)
-    for j in range(t.rec_live.n):
-        if live[j] != tensor_storage_ptr(proto): continue
-        t.rec_live.n -= 1
-        live[j] = live[t.rec_live.n]
-        break
-
-def fetch(uintptr_t to, object x, int64_t nbytes):
-    """Record that a contiguous tensor's bytes come to the host."""
-    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].fetch(&TABLE.rec, <PyObject*>x, <char*>to, nbytes), CALL_CUT)
+    check(t.rec.driver, fault(CALL_SPEND) or rec_driver(t).spend(&t.rec, proto), CALL_SPEND)
+    erase(t.rec_live, tensor_storage_ptr(proto))
 
 def cut(uintptr_t at, int64_t nbytes, bytes value, bint draws, object island=None, bint pure=False):
     """A segment ends, behind which the function reads what lies at `at`: these bytes, which the caller keeps. They are
@@ -208,27 +200,26 @@ def cut(uintptr_t at, int64_t nbytes, bytes value, bint draws, object island=Non
     leaves with it (island.leave(due, wrote)). `pure`: it is asked for nothing, and may be called twice. The caller
     holds the paths."""
     cdef Table* t = &TABLE
-    cdef Driver* d = &DRIVERS[t.rec.driver]
+    cdef Driver* d = rec_driver(t)
     cdef Read* r = read_add(t, at, nbytes, draws)
     cdef Path* p = path_row(t, t.rec.device + 1)
     cdef void* stream = t.rec.stream
-    cdef void* exec_
     cdef int code, begun, call = CALL_CUT
     cdef bint ran = value is not None
     r.island = <PyObject*>island if island is not None else NULL
     r.pure = pure
     t.rec.cuts += 1
-    code = d.cut(&t.rec, r)
+    code = d.cut(&t.rec, r) or fault(CALL_CUT)
     if code == 0 and value is None:
         call = CALL_ORDER
-        if stream != p.last_stream or p.event_only: code = d.order(p, p.device, stream)
+        if stream != p.last_stream or p.event_only: code = fault(CALL_ORDER) or d.order(p, p.device, stream)
         if code == 0:
             call = CALL_LAUNCH
             exec_ = r.exec
             with nogil:
                 code = launch_among(d, t.rec.spread, exec_, stream, p.device)
                 ran = code == 0
-                if ran: code = d.wait(stream, p.device)
+                if ran: code = fault(CALL_WAIT) or d.wait(stream, p.device)
     # Nobody waits for this stream, which captures again: what ran on it is done. Resume, whatever happened: what the
     # function still does must not run.
     begun = d.resume(&t.rec)
@@ -251,21 +242,9 @@ def fork(int kind, object pred, uintptr_t stream):
     cdef Fork f
     memset(&f, 0, sizeof(Fork))
     f.kind = kind
-    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].fork(&TABLE.rec, &f, <PyObject*>pred, <void*>stream), CALL_FORK)
+    check(TABLE.rec.driver, fault(CALL_FORK)
+        or rec_driver(&TABLE).fork(&TABLE.rec, &f, <PyObject*>pred, <void*>stream), CALL_FORK)
     return f.condition, <uintptr_t>f.bodies[0], <uintptr_t>f.bodies[1]
-
-def fork_enter(uintptr_t body, uintptr_t stream):
-    """What is recorded from now on, on this stream, is in the body."""
-    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].enter(&TABLE.rec, <void*>body, <void*>stream), CALL_FORK)
-
-def fork_leave(uintptr_t body, uintptr_t stream):
-    """No more."""
-    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].leave(&TABLE.rec, <void*>body, <void*>stream), CALL_FORK)
-
-def fork_decide(uint64_t condition, object pred, uintptr_t stream):
-    """The end of a loop's body: `pred` says whether it runs once more."""
-    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].decide(&TABLE.rec, condition, <PyObject*>pred, <void*>stream),
-        CALL_FORK)
 
 def fork_run():
     """Run the op whose bodies were recorded, on the host."""
@@ -285,30 +264,23 @@ def end(list advances):
         j += 1
     if t.rec.tape is not NULL: record_aside(t, 0, 0, b"", True)     # nobody reads it; eager draws all the same
     t.rec.seconds[CAPTURE] = now() - t.rec.seconds[CAPTURE]
-    check(t.rec.driver, DRIVERS[t.rec.driver].end(&t.rec, rec_patch(t, 0), t.rec_patches.n), CALL_END)
+    check(t.rec.driver, rec_driver(t).end(&t.rec, rec_patch(t, 0), t.rec_patches.n) or fault(CALL_END), CALL_END)
 
 def checkpoint(list made, list outs, list early):
     """The recording is complete. Tensors it made become memory of the pool: `outs` as long as the path needs them, the
     others as long as the recording runs. `early`: of outs, on the host, those of whose memory nothing else may be used
     while it runs."""
     cdef Table* t = &TABLE
-    cdef int code
     t.rec.seconds[CHECKPOINT] = now()
-    code = DRIVERS[t.rec.driver].checkpoint(&t.rec, <PyObject*>made, <PyObject*>outs, <PyObject*>early,
-                                            <void**>t.rec_live.rows, t.rec_live.n)
+    check(t.rec.driver, fault(CALL_CHECKPOINT) or rec_driver(t).checkpoint(&t.rec, made, outs, early, t.rec_live),
+        CALL_CHECKPOINT)
     t.rec.seconds[CHECKPOINT] = now() - t.rec.seconds[CHECKPOINT]
-    check(t.rec.driver, code, CALL_CHECKPOINT)
 
 def instantiate():
     """Make of the graph that just ended what is launched."""
     TABLE.rec.seconds[INSTANTIATE] = now()
-    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].instantiate(&TABLE.rec), CALL_INSTANTIATE)
+    check(TABLE.rec.driver, fault(CALL_INSTANTIATE) or rec_driver(&TABLE).instantiate(&TABLE.rec), CALL_INSTANTIATE)
     TABLE.rec.seconds[INSTANTIATE] = now() - TABLE.rec.seconds[INSTANTIATE]
-
-def move_bytes(int device, uintptr_t to, uintptr_t source, int64_t nbytes):
-    """Copy them, in the order of the caller's current stream; -1: the host."""
-    cdef int driver = CUDA if device >= 0 else HOST
-    check(driver, DRIVERS[driver].move(<void*>to, <const void*>source, nbytes, device), CALL_MOVE)
 
 def undo_writes(int n):
     """What the segments of node n but the last overwrote outside is as it was."""
@@ -330,7 +302,6 @@ def add_node(int f, int spec, dict keep, object kept, *rows):
     becomes `kept`: what the rows borrow must stay alive."""
     cdef Table* t = &TABLE
     cdef id_t n = row_take(t, &t.nodes)
-    cdef int part
     try:
         node_fill(t, n, f, spec, rows)
     except BaseException:
@@ -364,21 +335,20 @@ def run_again(int n, list tensors):
     return replay(&TABLE, n, leaves.data(), stream, True, False, met)
 
 def run_once(list tensors):
-    """Launch the recording that just ended once, and move these tensors out of the pool. The caller
-    holds the paths."""
+    """Launch the recording that just ended once, and move these tensors out of the pool. The caller holds the paths."""
     cdef Table* t = &TABLE
-    cdef Driver* d = &DRIVERS[t.rec.driver]
+    cdef Driver* d = rec_driver(t)
     cdef Path* p = path_row(t, path_of(t, t.rec.device))
     cdef void* stream = d.stream(p.device)
     cdef void* first = exec_among(rec_read(t, 0), t.rec_reads.n, t.rec.exec)
-    cdef int32_t k
     stream_order(p, d, stream)
     for k in range(t.rec_patches.n):
         if rec_patch(t, k).kind == WORDS: words_bind(first, rec_patch(t, k), d)
     t.rec.ran = 1
     check(t.rec.driver, launch_among(d, t.rec.spread, t.rec.exec, stream, p.device), CALL_LAUNCH)
     for x in tensors:
-        check(t.rec.driver, d.rescue(tensor_storage(<PyObject*>x), <PyObject*>x, p.device), CALL_MOVE)
+        check(t.rec.driver, fault(CALL_MOVE) or d.rescue(tensor_storage(<PyObject*>x), <PyObject*>x, p.device),
+            CALL_MOVE)
 
 def recording_ran():
     """Was the last recording launched, as far as anybody knows?"""
@@ -398,7 +368,7 @@ def record_seconds():
     """(restore, capture, instantiate, checkpoint) of the recording under way, in seconds."""
     return tuple([TABLE.rec.seconds[k] for k in range(4)])
 
-cdef int pool_add(set found, void* pool) except -1:
+cdef int pool_add(set found, CudaPool* pool) except -1:
     cdef unsigned long long id_[2]
     id_[0] = id_[1] = 0
     cuda_pool_id(pool, id_)
@@ -407,7 +377,6 @@ cdef int pool_add(set found, void* pool) except -1:
 
 def pool_ids():
     """Ids of the pools in which nodes live."""
-    cdef Spread* spread
     found = set()
     for n in range(TABLE.nodes.n):
         if not node_row(&TABLE, n).alive or node_row(&TABLE, n).pool is NULL: continue

@@ -2,8 +2,7 @@
 
 def tuple_put(object holder, object one, object other):
     """Put another object where a tuple holds this one: it stood for that while a function was recorded."""
-    cdef Py_ssize_t k
-    for k in range(PyTuple_GET_SIZEX(<PyObject*>holder)):
+    for k in range(PyTuple_GET_SIZE(holder)):
         if PyTuple_GET_ITEMX(<PyObject*>holder, k) != <PyObject*>one: continue
         Py_INCREF(other)
         PyTuple_SET_ITEM(holder, k, other)
@@ -12,8 +11,6 @@ def tuple_put(object holder, object one, object other):
 def forget(bint recording):
     """After fork: the parent's CUDA context is not ours, nor are its threads. Drop rows without touching the driver.
     `recording`: this thread was, and goes on; what another one recorded is over."""
-    cdef id_t n
-    cdef id_t k
     for k in range(MAX_DEVICES): WATCHDOGS[k] = NULL
     if TABLE.rec.active and not recording:
         if TABLE.rec.driver == HOST: record_abort(&TABLE)
@@ -52,9 +49,7 @@ def debug_build(): return bool(CGT_DEBUG)
 def host_bytes(): return blocks_nbytes()
 
 def time_launches(list execs, uintptr_t stream, int n):
-    """Seconds per cuGraphLaunch of raw CUgraphExecs in turn, from C without the GIL: the floor of
-    benches."""
-    cdef double began
+    """Seconds per cuGraphLaunch of raw CUgraphExecs in turn, from C without the GIL: the floor of benches."""
     cdef int k, code = 0, n_execs = <int>len(execs), device = cuda_current_device()
     cdef uintptr_t[SCRATCH] handle
     if not 0 < n_execs <= SCRATCH: raise ValueError(f"1 to {SCRATCH} execs in turn")
@@ -70,9 +65,7 @@ def time_launches(list execs, uintptr_t stream, int n):
 
 def time_guards(int f, tuple args, dict kwargs, int n):
     """Seconds per guard of a call: leaves taken and the node found, nothing bound or launched."""
-    cdef double began
     cdef Walk w
-    cdef int k
     cdef id_t s = NONE, found = NONE, parent
     walk_begin(&TABLE, &w)
     began = now()

@@ -6,8 +6,6 @@ cdef Table TABLE
 cdef int32_t column_add(Table* t, Column* c, int32_t count) except -1:
     """Append `count` zeroed rows; the row number of the first."""
     cdef int32_t at = c.n
-    cdef int32_t cap
-    cdef void* moved
     if c.n + count > c.cap or CGT_DEBUG:
         # In a debug build every growth moves the array, so that a stale pointer is found early.
         cap = c.cap * 2 if c.n + count > c.cap else c.cap
@@ -34,7 +32,6 @@ cdef void column_cut(Column* c, int32_t at, int32_t count) noexcept:
 cdef int table_move(Table* t) except -1:
     """Checked builds, where Python was called, which may have added rows: move what such a call moves at times, so that
     a row held across it is found by the first test that comes by."""
-    cdef int part
     column_add(t, &t.nodes, 0)
     column_add(t, &t.specs, 0)
     column_add(t, &t.ops, 0)
@@ -52,7 +49,6 @@ cdef inline Spec* spec_row(Table* t, id_t s) noexcept nogil: return <Spec*>t.spe
 cdef inline Op* op_row(Table* t, id_t o) noexcept nogil: return <Op*>t.ops.rows + o
 cdef inline Node* node_row(Table* t, id_t n) noexcept nogil: return <Node*>t.nodes.rows + n
 cdef inline Path* path_row(Table* t, id_t p) noexcept nogil: return <Path*>t.paths.rows + p
-cdef inline Edge* edge_row(Table* t, int32_t e) noexcept nogil: return <Edge*>t.edges.rows + e
 
 # A node's parts. A new one is a name in the pxd's Part, a row here, and who reads it.
 cdef object PARTS = (
@@ -107,28 +103,20 @@ cdef void part_cut(Table* t, Node* n, int part) noexcept:
         if node_row(t, k).alive and node_row(t, k).at[part] > at: node_row(t, k).at[part] -= count
 
 cdef int table_start(Table* t) except -1:
-    cdef int part
-    memset(t, 0, sizeof(Table))
     column_start(&t.fns, sizeof(Fn))
     column_start(&t.specs, sizeof(Spec))
     column_start(&t.ops, sizeof(Op))
     column_start(&t.nodes, sizeof(Node))
     column_start(&t.paths, sizeof(Path))
-    column_start(&t.edges, sizeof(Edge))
     for part in range(N_PARTS): column_start(&t.parts[part], PARTS[part][1])
     column_start(&t.rec_patches, sizeof(Patch))
     column_start(&t.rec_deads, sizeof(Dead))
     column_start(&t.rec_reads, sizeof(Read))
-    column_start(&t.rec_vain, sizeof(void*))
-    column_start(&t.rec_live, sizeof(void*))
-    column_start(&t.freed, 2 * sizeof(id_t))
-    edges_make(t, 64)
     path_of(t, -1)
     return 0
 
 cdef id_t path_of(Table* t, int device) except -1:
     """The device's row of paths: 0 for the host, 1+i for cuda:i. Rows are made when first asked."""
-    cdef Path* p
     while t.paths.n <= device + 1:
         column_add(t, &t.paths, 1)
         p = path_row(t, t.paths.n - 1)
@@ -140,8 +128,6 @@ cdef id_t path_of(Table* t, int device) except -1:
 
 cdef id_t row_take(Table* t, Column* c) except -1:
     """A free row of fns, specs or nodes (whose first field is `alive`), else a new one."""
-    cdef id_t k
-    cdef int32_t* alive
     for k in range(c.n):
         alive = <int32_t*>(<char*>c.rows + <size_t>k * c.size)
         if alive[0] == 0:
@@ -162,7 +148,6 @@ cdef void row_drop(Table* t, Column* c, id_t k) noexcept:
 
 cdef void ops_cut(Table* t, id_t at, int32_t count) noexcept:
     """Take a program out; specs and nodes behind it move up, and a walk under way begins anew."""
-    cdef id_t k
     t.births += 1
     column_cut(&t.ops, at, count)
     for k in range(t.specs.n):
@@ -175,76 +160,44 @@ cdef void verdict_drop(Verdict* v) noexcept:
     v.reason = NULL
     Py_XDECREFX(reason)
 
-# --- edges: (path, parent, function) -> children, an open-addressed hash table ---
+# --- edges: (path, parent, function) -> children ---
 
-cdef int edges_make(Table* t, int32_t room) except -1:
-    cdef int32_t k
-    t.edges.n = 0
-    column_add(t, &t.edges, room)
-    for k in range(room): edge_row(t, k).fn = NONE
-    t.n_edges = 0
-    return 0
+cdef inline uint64_t edge_key(id_t path, id_t parent, id_t f) noexcept nogil:
+    """A parent has one path; of nodes without one, the path is in its place."""
+    return <uint64_t><uint32_t>(parent if parent != NONE else NONE - path) << 32 | <uint32_t>f
 
 cdef inline Edge* edge_find(Table* t, id_t path, id_t parent, id_t f) noexcept nogil:
-    """The row of these three, or the free row where it would be. Never full: see edge_link."""
-    cdef uint32_t h = <uint32_t>parent * 0x9E3779B1u ^ <uint32_t>f * 0x85EBCA6Bu ^ <uint32_t>path
-    cdef uint32_t mask = <uint32_t>t.edges.n - 1, k = (h ^ h >> 15) & mask
-    cdef Edge* e = edge_row(t, k)
-    while e.fn != NONE and (e.fn != f or e.parent != parent or e.path != path):
-        k = (k + 1) & mask
-        e = edge_row(t, k)
-    return e
+    """NULL: no node is there."""
+    found = t.edges.find(edge_key(path, parent, f))
+    return &dereference(found).second if found != t.edges.end() else NULL
 
 cdef inline id_t first_child(Table* t, id_t path, id_t parent, id_t f) noexcept nogil:
-    cdef Edge* e = edge_find(t, path, parent, f)
-    return e.first if e.fn != NONE else NONE
-
-cdef int edges_remake(Table* t) except -1:
-    """Keep the rows that lead somewhere, with three free ones for each."""
-    cdef Edge* old = <Edge*>malloc(t.edges.n * sizeof(Edge))
-    cdef int32_t n = t.edges.n, k, room = 64, used = 1
-    cdef Edge* e
-    if old is NULL: raise MemoryError()
-    memcpy(old, t.edges.rows, n * sizeof(Edge))
-    for k in range(n): used += old[k].fn != NONE and old[k].first != NONE
-    while room < 4 * used: room *= 2
-    edges_make(t, room)
-    for k in range(n):
-        if old[k].fn == NONE or old[k].first == NONE: continue      # without a verdict, since edge_unlink
-        e = edge_find(t, old[k].path, old[k].parent, old[k].fn)
-        e[0] = old[k]
-        t.n_edges += 1
-    free(old)
-    return 0
+    if parent != NONE and node_row(t, parent).children == 0: return NONE    # as of the last of a path, at most hits
+    e = edge_find(t, path, parent, f)
+    return e.first if e is not NULL else NONE
 
 cdef int edge_link(Table* t, id_t n) except -1:
     """Put node n before its siblings."""
-    cdef Edge* e
-    cdef Node* node
-    if 2 * (t.n_edges + 1) > t.edges.n: edges_remake(t)
-    node = node_row(t, n)
-    e = edge_find(t, node.path, node.parent, node.fn)
-    if e.fn == NONE:
-        e.path, e.parent, e.fn, e.first = node.path, node.parent, node.fn, NONE
-        t.n_edges += 1
+    cdef Node* node = node_row(t, n)
+    cdef pair[uint64_t, Edge] row
+    row.first, row.second.first = edge_key(node.path, node.parent, node.fn), NONE
+    e = &dereference(t.edges.insert(row).first).second      # that, or the one that is there
     node.next = e.first
     e.first = n
     if node.parent != NONE: node_row(t, node.parent).children += 1
     return 0
 
 cdef void edge_unlink(Table* t, id_t n) noexcept:
-    """An edge without children stays as a mark, so that searches go on behind it, until the table
-    is made anew; (path, parent, fn) may come back to it."""
     cdef Node* node = node_row(t, n)
     cdef Edge* e = edge_find(t, node.path, node.parent, node.fn)
     cdef id_t k = e.first
-    if k == n:
-        e.first = node.next
-    else:
+    verdict_drop(&e.verdict)             # there is room again
+    if k != n:
         while node_row(t, k).next != n: k = node_row(t, k).next
         node_row(t, k).next = node.next
+    elif node.next != NONE: e.first = node.next
+    else: t.edges.erase(edge_key(node.path, node.parent, node.fn))
     if node.parent != NONE: node_row(t, node.parent).children -= 1
-    verdict_drop(&e.verdict)             # there is room again
 
 # --- freeing ---
 
@@ -257,8 +210,6 @@ cdef void read_free(int driver, Read* r) noexcept:
 cdef void outs_drop(Table* t, id_t n) noexcept:
     """What the rows of a node's outputs own. That may run a finalizer: the node is unlinked already."""
     cdef PyObject* owned[OWNED]
-    cdef Out* o
-    cdef id_t k, j
     for k in range(node_row(t, n).len[OUTS]):
         o = node_out(t, node_row(t, n), k)
         owned[0], owned[1], owned[2], owned[3] = o.tensor, o.proto, o.line, o.ops
@@ -270,10 +221,6 @@ cdef void node_free(Table* t, id_t n, bint replaced=False) noexcept:
     """Free a node and all that were recorded behind it. What somebody holds of its outputs is moved
     to ordinary memory first; the path goes on from the parent. `replaced`: they were not recorded in vain."""
     cdef Node* node = node_row(t, n)
-    cdef Path* p
-    cdef id_t k
-    cdef int part
-    cdef id_t* freed
     cdef list followed = []
     for k in range(t.nodes.n):
         if node_row(t, n).children == 0: break
@@ -301,16 +248,11 @@ cdef void node_free(Table* t, id_t n, bint replaced=False) noexcept:
     ops_cut(t, node.ret_at, node.ret_n)
     for part in range(N_PARTS): part_cut(t, node, part)
     fn_paths(t, node.fn)
-    freed = freed_row(t)
-    if freed is not NULL: freed[0], freed[1] = node.fn, n
-    row_drop(t, &t.nodes, n)
-
-cdef id_t* freed_row(Table* t) noexcept:
-    """A row for what Python must be told. Without memory for it Python keeps an owner too long."""
     try:
-        return <id_t*>(<char*>t.freed.rows + column_add(t, &t.freed, 1) * t.freed.size)
+        t.freed.push_back(pair[id_t, id_t](node.fn, n))
     except MemoryError:
-        return NULL
+        pass                        # Python keeps an owner too long
+    row_drop(t, &t.nodes, n)
 
 cdef void fn_paths(Table* t, id_t f) noexcept:
     """On which paths does a function have nodes?"""
@@ -327,7 +269,6 @@ cdef void spec_free(Table* t, id_t s) noexcept:
     """Free a spec and every node that was recorded for it."""
     cdef Spec* spec = spec_row(t, s)
     cdef Fn* fn = fn_row(t, spec.fn)
-    cdef id_t k
     for k in range(t.nodes.n):
         if node_row(t, k).alive and node_row(t, k).spec == s: node_free(t, k)
     k = fn.first_spec
@@ -353,18 +294,7 @@ cdef int is_ancestor(Table* t, id_t m, id_t n) noexcept:
 
 cdef int table_check(Table* t) except -1:
     """Every slice inside its column, every link to a living row, every reference inside its node."""
-    cdef id_t k, j, m
-    cdef int part
-    cdef Node* n
-    cdef Slot* s
-    cdef Guard* g
-    cdef Out* o
-    cdef Effect* e
-    cdef Read* r
-    cdef Undo* u
-    cdef Place* q
-    cdef Number* w
-    cdef bint moves
+    cdef id_t j
     for k in range(t.nodes.n):
         n = node_row(t, k)
         if not n.alive: continue

@@ -252,7 +252,7 @@ static void live_at(std::unordered_map<c10::StorageImpl*, Life>& lives, const Ta
 // that the path does not need (`busy`: addresses) and that no storage of this tape needs at the same
 // time; else its own memory becomes a new block. Linear scan allocation (Poletto and Sarkar, 1999),
 // by storages instead of registers. `made`: tensors over those storages; `outs`: those that live on.
-static void tape_plan(void* t, PyObject* made, PyObject* outs, PyObject* early, void** busy, int n_busy) {
+static void tape_plan(void* t, PyObject* made, PyObject* outs, PyObject* early, const std::vector<void*>& busy) {
   Tape* tape = static_cast<Tape*>(t);
   std::unordered_map<c10::StorageImpl*, Life> lives;
   for (Py_ssize_t k = 0; k < PyList_GET_SIZE(made); ++k) {
@@ -291,7 +291,7 @@ static void tape_plan(void* t, PyObject* made, PyObject* outs, PyObject* early, 
     return a.first != b.first ? a.first < b.first
                               : a.storage->nbytes() > b.storage->nbytes();
   });
-  std::unordered_set<void*> taken(busy, busy + n_busy);
+  std::unordered_set<void*> taken(busy.begin(), busy.end());
   // Blocks that are free, the smallest first, and the others by the last op that needs them.
   using Place = std::pair<size_t, size_t>;  // size, index
   std::set<Place> free;

@@ -6,6 +6,8 @@
 // `THPVariable` is mirrored instead of including python_variable.h, which costs 11 s and 0.9 GB to
 // compile. self_check (private.py) holds the mirror against the public Python attributes at start-up.
 #pragma once
+#include "debug.h"
+
 #include <Python.h>
 
 #include <ATen/Context.h>
@@ -84,6 +86,9 @@ static PyObject* handle_new(T what) {
   owner.release();
   return made.release().ptr();
 }
+
+// body(): a new reference to what it returns.
+static PyObject* called(PyObject* body) { return owned(PyObject_CallNoArgs(body)).release().ptr(); }
 
 // A new reference to a tensor's Python object.
 static PyObject* wrapped(const at::TensorBase& t) { return owned(THPVariable_Wrap(t)).release().ptr(); }
@@ -392,15 +397,17 @@ static PyObject* tensor_like(PyObject* base, PyObject* like, int64_t shift) {
 }
 
 // An output that is a view of an input: a real view of today's input, as autograd knows views. `made`: its
-// CreationMeta, by which it refuses writes.
+// CreationMeta, by which it refuses writes; -1: autograd knows none (detach()); -2: versions are its own, too (.data).
 static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
                           const int64_t* dims, int made) {
   c10::TensorImpl* b = impl_of(base);
   int64_t item = static_cast<int64_t>(b->dtype().itemsize());
-  // What the function returned does not require grad: if the base does, it was detached.
-  if (b->dtype() != impl_of(proto)->dtype() || b->key_set().raw_repr() != keys || shift % item ||
-      autograd_state(b) != PLAIN_TENSOR)
-    return tensor_over(base, proto, keys, shift, ndim, dims);
+  if (made < 0 || b->dtype() != impl_of(proto)->dtype() || b->key_set().raw_repr() != keys || shift % item ||
+      autograd_state(b) != PLAIN_TENSOR) {
+    PyObject* over = tensor_over(base, proto, keys, shift, ndim, dims);
+    if (made == -2) impl_of(over)->set_version_counter(c10::VariableVersion(0));
+    return over;
+  }
   at::Tensor t(reinterpret_cast<PyTensor*>(base)->cdata);
   at::Tensor view = t.as_strided(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim),
                                  impl_offset(b) + shift / item);
@@ -516,9 +523,8 @@ static inline void storage_clear(PyObject* t) noexcept {
   storage_of(t)->set_data_ptr_noswap(c10::DataPtr(nullptr, storage_of(t)->device()));
 }
 
-// A tensor over t's whole storage at today's address, owning nothing: what a tape keeps of memory
-// that is not its own. The storage of the user's tensor may be given other memory later; the guard
-// holds addresses against addresses.
+// A tensor over t's whole storage at today's address, owning nothing: what a tape keeps of memory that is not its own.
+// The storage of the user's tensor may be given other memory later; the guard holds addresses against addresses.
 static PyObject* tensor_fixed(PyObject* t) {
   c10::StorageImpl* s = storage_of(t);
   c10::Storage fixed(c10::make_intrusive<c10::StorageImpl>(
@@ -530,9 +536,12 @@ static PyObject* tensor_fixed(PyObject* t) {
   return wrap_view(std::move(fixed), keys.raw_repr(), t, 0, 1, dims);
 }
 
-// From now on inference mode is on or off in this thread; returns what inference_end wants.
-static void* inference_begin(int on) { return new c10::InferenceMode(on != 0); }
-static void inference_end(void* guard) noexcept { delete static_cast<c10::InferenceMode*>(guard); }
+// body() with inference mode on or off. torch's own context manager would leave it so if an interrupt came while it is
+// entered or left.
+static PyObject* in_inference(bool on, PyObject* body) {
+  c10::InferenceMode mode(on);
+  return called(body);
+}
 
 // --- ambient state ----------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@
 cdef uint64_t call_key(id_t s, uint64_t* ambient, PyObject** leaves, int32_t n) noexcept nogil:
     """One number of what tells most siblings apart: structure, ambient state, shapes."""
     cdef uint64_t h = <uint64_t>s ^ ambient[0] ^ ambient[1] << 8 ^ ambient[2] << 16
-    cdef int32_t k
     for k in range(n): h = tensor_key(leaves[k], h)
     return h
 
@@ -26,7 +25,6 @@ cdef PyObject* verdict_find(Table* t, id_t f, id_t s, id_t path, id_t parent, Py
     cdef uint64_t ambient[3]
     cdef uint64_t key = 0
     cdef Fn* fn = fn_row(t, f)
-    cdef Edge* e
     cdef PyObject* reason = verdict_stands(fn, &fn.verdict, 0)
     fn.alike = 0
     if s != NONE:
@@ -37,7 +35,7 @@ cdef PyObject* verdict_find(Table* t, id_t f, id_t s, id_t path, id_t parent, Py
     if reason is NULL and s != NONE: reason = verdict_stands(fn, &spec_row(t, s).verdict, key)
     if reason is NULL and path != NONE:
         e = edge_find(t, path, parent, f)
-        if e.fn != NONE: reason = verdict_stands(fn, &e.verdict, 0)
+        if e is not NULL: reason = verdict_stands(fn, &e.verdict, 0)
     return reason
 
 cdef void verdicts_end(Table* t, Node* node) noexcept nogil:

@@ -6,7 +6,7 @@ remember what came of it. Which ops these are, failed captures tell."""
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -42,8 +42,7 @@ class Apart(NamedTuple):
 
 
 def record(seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object]) -> list[torch.Tensor]:
-    """End a segment in front of the op under way, run it for real, and have it return copies that each replay makes
-    anew; these."""
+    """End a segment in front of the op under way, run it for real, and return copies that each replay makes anew."""
     given, spec = _pytree.tree_flatten((args, kwargs))
     given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in given]
     outside, named = _pytree.tree_unflatten(given, spec)
@@ -68,31 +67,27 @@ def record(seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object]) -
     return results
 
 
-def is_one(seen: Seen, op: OpOverload, facts: Any, inputs: Iterable[torch.Tensor]) -> bool:
-    """Is this an op that no graph can hold?"""
-    return bool(seen.run.apart and op in seen.run.apart) or (facts.packet in KNOWN and any(t.is_cuda for t in inputs))
+def is_one(seen: Seen, call: Any) -> bool:
+    """Is this an op that no graph can hold? `call`: an ops.OpCall."""
+    known = call.facts.packet in KNOWN and any(t.is_cuda for t in call.inputs)
+    return known or bool(seen.run.apart and call.op in seen.run.apart)
 
 
 # A library that waits in a capture may tell its own error alone.
 REFUSED = re.compile(r"captur|CUDA error|cu[a-z]+ error")
 
 
-def learn(
-    seen: Seen, op: OpOverload, facts: Any, args: tuple, kwargs: dict[str, object], written: list[torch.Tensor],
-    error: BaseException,
-) -> None:  # fmt: skip
-    """An op failed: if that was because of the capture, the next recording runs it between two graphs, where that is
-    possible."""
+def learn(seen: Seen, call: Any, error: BaseException) -> None:
+    """An op failed: if because of the capture, the next recording runs it between two graphs, where it can."""
     if not is_capture(seen) or not REFUSED.search(str(error)) or is_broken(error):
         return
-    zeros = _pytree.tree_map_only(
-        torch.Tensor, lambda t: functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device), (args, kwargs)
-    )
+    made = lambda t: functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device)  # noqa: E731
+    zeros = _pytree.tree_map_only(torch.Tensor, made, (call.args, call.kwargs))
     zeros = _pytree.tree_map_only(torch.Generator, lambda _: None, zeros)
-    seen.cuts.failed[:] = [functools.partial(repeat, op, zeros, (seen.run.device, *seen.run.others))]
-    seen.reason = seen.reason or errors.op_apart(str(op), user_line(seen))
-    if facts.pure and not (written or facts.dynamic) and segments.may_end(seen):
-        seen.run.apart.add(op)
+    seen.cuts.failed[:] = [functools.partial(repeat, call.op, zeros, (seen.run.device, *seen.run.others))]
+    seen.reason = seen.reason or errors.op_apart(str(call.op), user_line(seen))
+    if call.facts.pure and not (call.written or call.facts.dynamic) and segments.may_end(seen):
+        seen.run.apart.add(call.op)
         seen.again = True
 
 
@@ -104,8 +99,7 @@ def repeat(op, given, devices):
 
 
 def is_broken(error: BaseException) -> bool:
-    """Had something else ended the capture already (another thread that waited for the whole device)? The driver's
-    words."""
+    """Had something else ended the capture (another thread that waited for the device)? The driver's words."""
     return "previous error during capture" in str(error)
 
 

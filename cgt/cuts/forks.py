@@ -7,6 +7,7 @@ a graph inside of a conditional node, captured on a stream of its own. So a body
 function of its operands and of what else it reads, which makes its results, writes nothing else and leaves nothing
 behind. One that is not is left before it did harm, and the call is PyTorch's own."""
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ from ..run.devices import name_of, on_stream
 from ..run.observe import Unrecordable, collect, is_capture, refuse, tensors_in, unseen, user_line
 from ..run.tokens import see_draw
 from ..words import errors, options
-from ..words.private import FakeTensorMode, OpOverload
+from ..words.private import FakeTensorMode
 
 NO_TENSORS = "has a body that returns something else than tensors"
 NOT_ITS_OWN = "has a body that returns a tensor it did not make, or the same memory twice"
@@ -38,8 +39,8 @@ def prepare(device: int, stream: torch.cuda.Stream) -> None:
 
 def see_fork(seen: Seen, name: str, args: tuple, plain: Callable[[], object]) -> object:
     """A call of torch.cond or while_loop, as PyTorch has checked it; plain() compiles and runs it."""
-    if seen.cuts.imagined:
-        return see_imagined(name, args)
+    if seen.cuts.imagined:  # in a body without memory: all are told of
+        return [args[k](*args[3]) for k in (1, 2)][0] if name == "cond" else args[1](*args[2], *args[3])
     if seen.reason is not None or seen.inside:
         return plain()
     states = states_of(seen)
@@ -54,23 +55,26 @@ def see_fork(seen: Seen, name: str, args: tuple, plain: Callable[[], object]) ->
 
 
 def vet_call(seen, name, operands):
-    """Refuse a call for which there is no fork."""
-    line = user_line(seen)
     if seen.run.graph is not None or core.is_in_node():
-        leave(seen, errors.fork_in_backward(name, line))
+        leave(seen, errors.fork_in_backward(name, user_line(seen)))
     # Two could run at once, in one memory.
     if is_capture(seen) and torch.cuda.current_stream(seen.run.device) not in STREAMS.values():
-        leave(seen, errors.fork_result(name, line, "runs on a stream of the function's own"))
+        leave_call(seen, name, "runs on a stream of the function's own")
     if seen.run.others:
-        leave(seen, errors.other_device(name, line, name_of(seen.run.others[0]), name_of(seen.run.device)))
+        leave(seen, errors.other_device(name, user_line(seen), name_of(seen.run.others[0]), name_of(seen.run.device)))
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
-        leave(seen, errors.fork_with_grad(name, line))
+        leave(seen, errors.fork_with_grad(name, user_line(seen)))
 
 
 def leave(seen, sentence):
     """Refuse, and leave whatever is under way."""
     refuse(seen, sentence)
     raise Unrecordable(sentence)
+
+
+def leave_call(seen, name, what):
+    """The same of a call that is not what a fork must be."""
+    leave(seen, errors.fork_result(name, user_line(seen), what))
 
 
 # --- the two forks --------------------------------------------------------------------------------
@@ -116,8 +120,8 @@ def loop(seen, cond_fn, body_fn, carried, more):
     carried = (*carried, *more)
     for t in carried:
         if not isinstance(t, torch.Tensor):
-            leave(seen, errors.fork_result("while_loop", line, f"carries {t!r}, which is no tensor"))
-        vet_aligned(seen, "while_loop", t)
+            leave_call(seen, "while_loop", f"carries {t!r}, which is no tensor")
+    vet_aligned(seen, "while_loop", carried)
     vet_device(seen, "while_loop", carried)
     holds = functools.partial(predicate, seen, cond_fn)
     step = functools.partial(run_body, seen, "while_loop", body_fn)
@@ -188,7 +192,6 @@ def record(seen, kind, pred, bodies, changed):
 
 
 def stream(seen):
-    """The current stream, as the core wants it."""
     return torch.cuda.current_stream(seen.run.device).cuda_stream if seen.run.driver == CUDA else 0
 
 
@@ -196,13 +199,11 @@ def inside(seen, row, body):
     """body(), recorded as this one of the fork."""
     brackets = [] if seen.run.driver == HOST else on_own_stream(seen.run.device, len(seen.cuts.bodies))
     brackets.append((lambda: core.fork_enter(row, stream(seen)), lambda: core.fork_leave(row, stream(seen))))
-    seen.cuts.bodies.append(set())
-    try:
-        return core.within(brackets, body)
-    except core.DriverError as error:
-        leave(seen, errors.recording_failed(error.args[1], user_line(seen)))
-    finally:
-        end_body(seen)
+    with one_body(seen):
+        try:
+            return core.within(brackets, body)
+        except core.DriverError as error:
+            leave(seen, errors.recording_failed(error.args[1], user_line(seen)))
 
 
 def on_own_stream(device, depth):
@@ -215,31 +216,32 @@ def on_own_stream(device, depth):
     return [relaxed, switch]
 
 
-def end_body(seen):
-    """What a body made, the one around it made."""
-    made = seen.cuts.bodies.pop()
-    if seen.cuts.bodies:
-        seen.cuts.bodies[-1] |= made
+@contextlib.contextmanager
+def one_body(seen):
+    """A body is under way: the memory that it makes, which the one around it made, too."""
+    made = set()
+    seen.cuts.bodies.append(made)
+    try:
+        yield made
+    finally:
+        seen.cuts.bodies.pop()
+        if seen.cuts.bodies:
+            seen.cuts.bodies[-1] |= made
 
 
 def run_body(seen, name, function, operands):
     """(tensors, program) of what function(*operands) returns, if that and what it did is what a replay can do again."""
-    made = set()
-    seen.cuts.bodies.append(made)
-    try:
+    with one_body(seen) as made:
         leaves, program = attempt(seen, lambda: tree_flatten(function(*operands)))
         torch.clear_autocast_cache()  # what is in there would be computed nowhere but here
         vet_result(seen, name, leaves, made)
-    finally:
-        end_body(seen)
-    return leaves, program
+        return leaves, program
 
 
 def predicate(seen, cond_fn, carries):
-    """What cond_fn says of these."""
     (pred, *rest), _ = run_body(seen, "while_loop", cond_fn, carries)
     if rest or pred.dtype != torch.bool or pred.dim():
-        leave(seen, errors.fork_result("while_loop", user_line(seen), "has a predicate that is no single bool"))
+        leave_call(seen, "while_loop", "has a predicate that is no single bool")
     return pred
 
 
@@ -255,8 +257,7 @@ def attempt(seen, body):
 
 
 def imagined(seen, function, operands):
-    """What run_body would give, of tensors without memory: a kernel that was not meant for these operands may end the
-    process."""
+    """What run_body would give, of tensors without memory: a kernel not meant for these may end the process."""
     name = "cond or while_loop"
     seen.cuts.imagined.append(threading.get_ident())
     core.pause(1)
@@ -266,10 +267,10 @@ def imagined(seen, function, operands):
             leaves, program = attempt(seen, lambda: tree_flatten(function(*fakes)))
             inputs = tree_flatten(fakes)[0]
             if not all(isinstance(t, torch.Tensor) for t in leaves):
-                leave(seen, errors.fork_result(name, user_line(seen), NO_TENSORS))
+                leave_call(seen, name, NO_TENSORS)
             own = {core.storage_id(t) for t in leaves}.difference(map(core.storage_id, inputs))
             if len(own) < len(leaves) or any(not t.is_inference() and t._version for t in inputs):
-                leave(seen, errors.fork_result(name, user_line(seen), NOT_ITS_OWN))
+                leave_call(seen, name, NOT_ITS_OWN)
             return leaves, program
     finally:
         core.pause(-1)
@@ -279,13 +280,6 @@ def imagined(seen, function, operands):
 def is_imagined(seen: Seen) -> bool:
     """Does this thread run such a body?"""
     return seen.cuts.imagined[-1:] == [threading.get_ident()]
-
-
-def see_imagined(name, args):
-    """A fork in a body that is imagined."""
-    if name == "cond":
-        return [args[k](*args[3]) for k in (1, 2)][0]
-    return args[1](*args[2], *args[3])
 
 
 def given_back(seen, body):
@@ -308,7 +302,6 @@ def states_of(seen):
 
 
 def put_back(seen, states):
-    """Give the generators their states again."""
     for generator, state in states:
         generator.set_state(state)
         if generator.device.type == "cpu":
@@ -331,69 +324,54 @@ def fill(seen, targets, sources):
 # --- what a body may do ---------------------------------------------------------------------------
 
 
-def vet_op(seen: Seen, op: OpOverload, facts: Any, kwargs: dict[str, object], written: Iterable[torch.Tensor]) -> None:
-    """Before an op of a body runs: refuse what cannot be taken back, or would not be done again."""
-    line = user_line(seen)
-    if not seen.cuts.bodies[-1].issuperset(map(core.storage_id, written)):
-        refuse(seen, errors.body_writes(str(op), line))
-    if op.namespace not in constants.KNOWN:
-        refuse(seen, errors.body_acts(str(op), line))
-    if facts.draws and (seen.run.driver == CUDA or kwargs.get("generator") is not None):
-        refuse(seen, errors.body_draws(str(op), line))
+def vet_op(seen: Seen, call: Any) -> None:
+    """Before an op of a body runs: refuse what cannot be taken back, or would not be done again. `call`: ops.OpCall."""
+    op, line = str(call.op), user_line(seen)
+    if not seen.cuts.bodies[-1].issuperset(map(core.storage_id, call.written)):
+        refuse(seen, errors.body_writes(op, line))
+    if call.facts.namespace not in constants.KNOWN:
+        refuse(seen, errors.body_acts(op, line))
+    if call.facts.draws and (seen.run.driver == CUDA or call.generator is not None):
+        refuse(seen, errors.body_draws(op, line))
 
 
 def note_made(seen: Seen, fresh: Iterable[torch.Tensor]) -> None:
-    """The body made these."""
     seen.cuts.bodies[-1].update(map(core.storage_id, fresh))
 
 
 def vet_result(seen, name, leaves, made):
     """Refuse what is no result of a body's own, and a body that left something behind."""
-    line, ids = user_line(seen), [core.storage_id(t) for t in leaves if isinstance(t, torch.Tensor)]
+    ids = [core.storage_id(t) for t in leaves if isinstance(t, torch.Tensor)]
     if len(ids) < len(leaves) or not all(map(core.is_plain, leaves)):
-        leave(seen, errors.fork_result(name, line, NO_TENSORS))
+        leave_call(seen, name, NO_TENSORS)
     if len(set(ids)) < len(ids) or not made.issuperset(ids):
-        leave(seen, errors.fork_result(name, line, NOT_ITS_OWN))
+        leave_call(seen, name, NOT_ITS_OWN)
     if any(t.requires_grad for t in leaves):
-        leave(seen, errors.fork_with_grad(name, line))
+        leave(seen, errors.fork_with_grad(name, user_line(seen)))
     vet_device(seen, name, leaves)
-    for t in leaves:
-        vet_aligned(seen, name, t)
+    vet_aligned(seen, name, leaves)
     mine = made.difference(ids)
-    if mine and mine & held(seen):
-        if not is_capture(seen):  # where a finalizer may call the driver
-            collect()
-        if mine & held(seen):
-            leave(seen, errors.fork_result(name, line, "has a body that keeps a tensor beyond its end"))
-
-
-def held(seen):
-    """Memory of the tensors that ops returned and somebody holds."""
-    return set(map(core.storage_id, core.alive(seen.run.returned)))
+    held = lambda: any(core.storage_id(t) in mine for t in core.alive(seen.run.returned))  # noqa: E731
+    if held() and not is_capture(seen):  # where a finalizer may call the driver
+        collect()
+    if held():
+        leave_call(seen, name, "has a body that keeps a tensor beyond its end")
 
 
 def vet_device(seen, name, tensors):
     """Refuse tensors that are not where the recording is."""
     if any(t.is_cuda != (seen.run.driver == CUDA) for t in tensors):
-        leave(seen, errors.fork_result(name, user_line(seen), "works on tensors of the host in a function on the GPU"))
+        leave_call(seen, name, "works on tensors of the host in a function on the GPU")
 
 
-def vet_aligned(seen, name, t):
+def vet_aligned(seen, name, tensors):
     """Where a tensor begins decides how kernels go about it: a carried one, and a result, begin as new memory does."""
-    if t.numel() and core.address(t) % options.ALIGN[t.device.type]:
-        leave(seen, errors.fork_result(name, user_line(seen), "works on part of a tensor, which lies askew in memory"))
+    if any(t.numel() and core.address(t) % options.ALIGN[t.device.type] for t in tensors):
+        leave_call(seen, name, "works on part of a tensor, which lies askew in memory")
 
 
 def vet_alike(seen, name, one, other):
-    """Refuse results that cannot take each other's place."""
-    (a, one), (b, other) = one, other
-    if one != other or [kind(t) for t in a] != [kind(t) for t in b]:
-        leave(
-            seen,
-            errors.fork_result(name, user_line(seen), "has results that differ in shape, dtype, strides or structure"),
-        )
-
-
-def kind(t):
-    """What must be the same of two tensors."""
-    return t.shape, t.dtype, t.device, t.stride()
+    """Refuse (tensors, program) of results that cannot take each other's place."""
+    told = [(program, [(t.shape, t.dtype, t.device, t.stride()) for t in tensors]) for tensors, program in (one, other)]
+    if told[0] != told[1]:
+        leave_call(seen, name, "has results that differ in shape, dtype, strides or structure")

@@ -2,11 +2,9 @@
 host; only to keep it: `self.last = float(loss)`, `self.losses.append(loss.item())`; only to compare it: `while
 err.item() > 1e-3:`; or only to compute with it what becomes one of these: `self.total += loss.item() * n`.
 
-What is handed out or kept nobody in the call looks at (returns.py tells), so it chooses no way, ends no segment, and
-may be another one at each call. The graph leaves the bytes on the host with the rest of its work; a replay waits for
-it, and makes of them what the recorded call would have returned. What is compared is compared where it lies, and the
-outcome is read as any value (segments.py).
-
+What is handed out or kept nobody in the call looks at (returns.py tells), so it chooses no way and ends no segment. The
+graph leaves the bytes on the host with the rest of its work; a replay waits for it, and makes of them what the recorded
+call would have returned. What is compared is compared where it lies; the outcome is read as any value (segments.py).
 Arithmetic is Python's own, done when the number has come; of a sum (moving.py) with what lies in its place then.
 
 While a function is recorded, a `Readout` (pytree.py) stands for what will be made, and comes to the result in its
@@ -38,6 +36,7 @@ MAKERS = {  # of the bytes on the host
 }  # fmt: skip
 ANSWERS = ("item", "tolist", "numpy")  # what a Readout can be asked for in its turn
 OPS = ("item", "cpu", FLOAT)  # methods that an op will tell of
+NOWHERE = (None, None)  # of summed_in
 
 
 def note(
@@ -69,22 +68,21 @@ def may_be(seen, name, uses):
     """May what this method gives have these uses? While a function is recorded the places must be known, where only
     what is computed later comes to: nobody reads them."""
     kept = [use for use in uses if type(use) is returns.Kept]
-    if (name != "item" and any(use in (returns.COMPARED, returns.COMPUTED) for use in uses)) or (
-        kept and name not in ("item", FLOAT)
-    ):
+    used = any(use in (returns.COMPARED, returns.COMPUTED) for use in uses)
+    if (used and name != "item") or (kept and name not in ("item", FLOAT)):
         return False
     plan = seen.run.plan
     stored = plan is None or all(any(is_at(use, put.place, put.owner) for put in plan.found.kept) for use in kept)
-    return stored or summed_in(plan, uses) is not None
+    return stored or summed_in(plan, uses) != NOWHERE
 
 
 def summed_in(plan, uses):
-    """Position of the place to which this only comes, as a part of a sum; or None."""
+    """(the place to which this only comes, as a part of a sum, its position), or NOWHERE."""
     others = [use for use in uses if use != returns.COMPUTED]
     if len(others) != 1 or type(others[0]) is not returns.Kept or returns.COMPUTED not in uses:
-        return None
-    summed = ((k, plan.places[k]) for k in plan.numbers.summed)
-    return next((k for k, p in summed if is_at(others[0], p, plan.found.owners.get(id(p.home)))), None)
+        return NOWHERE
+    summed = ((plan.places[k], k) for k in plan.numbers.summed)
+    return next(((p, k) for p, k in summed if is_at(others[0], p, plan.found.owners.get(id(p.home)))), NOWHERE)
 
 
 def is_at(use, place, owner):
@@ -124,8 +122,7 @@ def stand_in(seen, name, t, uses):
         words, value = found
     one = Readout(words, MAKERS[name], observe.user_line(seen), compare)
     if returns.COMPUTED in uses:
-        at = summed_in(seen.run.plan, uses)
-        one.compute = functools.partial(computed, None if at is None else seen.run.plan.places[at], at)
+        one.compute = functools.partial(computed, *summed_in(seen.run.plan, uses))
         one.read = functools.partial(read, seen, [t, None if t.is_inference() else t._version, value])
     seen.readouts.rows.append((one, value))
     if name != FLOAT:
@@ -185,9 +182,7 @@ def compared(number, dtype, op, other):
     return op(number.to(dtype).item(), other)
 
 
-def leave(
-    seen: Seen, t: torch.Tensor, shape: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor | None] | None:  # fmt: skip
+def leave(seen: Seen, t: torch.Tensor, shape: tuple) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Record that t's bytes come to the host: (where, on the host a copy of them), or None: there is no room."""
     with observe.unseen(seen):
         room, value = segments.room_for(seen, t, t.dtype), None
@@ -226,8 +221,12 @@ def fill(seen: Seen, result: object) -> object:
     if seen.run.driver == CUDA:
         torch.cuda.current_stream(seen.run.device).synchronize()
 
+    def made(leaf):
+        one = marked(seen, leaf)
+        return one.make(one.words) if type(one) is Readout else one
+
     def filled(value):
-        return containers.replaced(value, lambda leaf: made(marked(seen, leaf)), set())
+        return containers.replaced(value, made, set())
 
     plan = seen.run.plan
     sums = [place for k in plan.numbers.summed if type(places.value_at(place := plan.places[k])) is Readout]
@@ -239,15 +238,10 @@ def fill(seen: Seen, result: object) -> object:
     return filled(result)
 
 
-def made(value):
-    """What is made of a Readout, else the value itself."""
-    return value.make(value.words) if type(value) is Readout else value
-
-
 def marked(seen: Seen, value: object) -> Any:
     """The value, with the Readout in place of each number that stands for one."""
     if not seen.readouts.numbers:
         return value
-    return containers.replaced(
-        value, lambda leaf: seen.readouts.numbers.get(id(leaf), (None, leaf))[1] if type(leaf) is float else leaf, set()
-    )
+    numbers = seen.readouts.numbers
+    stood_for = lambda leaf: numbers.get(id(leaf), (None, leaf))[1] if type(leaf) is float else leaf  # noqa: E731
+    return containers.replaced(value, stood_for, set())

@@ -1,14 +1,12 @@
 """Values that the function reads on the way: `if` on a tensor, item and tolist, nonzero, a copy on the host.
 
-What was recorded until then becomes a segment: it runs, leaves the value on the host, and recording goes on behind it.
-The recording is for that value alone. What comes of it from there on is a constant; at a replay core/segments.pxi runs
-segment by segment, and goes another way where a value is another.
+What was recorded until then becomes a segment: it runs, leaves the value on the host, and recording goes on behind it,
+for that value alone. A replay runs segment by segment (core/segments.pxi), and another way for another value.
 
-A replay may find in the middle that the call goes a way nobody recorded: then the function is run from the top. So what
-comes before a read may happen twice, and is undone before: random numbers are given back, and memory from outside that
-is written is copied first, where the function is known to read behind that. A .grad that the recording sets is not
-rescued before it runs: one that is still there when a value is read must not lie where something ran until then.
-A number of floating point is another one at each call: its bytes are no guard (live.py)."""
+Where it finds a way that nobody recorded, the function is run from the top. So what comes before a read may happen
+twice, and is undone before: random numbers are given back, and memory from outside that is written is copied first,
+where the function is known to read behind that. A .grad that is still there when a value is read must not lie where
+something ran until then. A number of floating point is another one at each call: its bytes are no guard (live.py)."""
 
 import functools
 import math
@@ -23,7 +21,7 @@ from cgt_core import CUDA, HOST, NONE, SETS_GRAD
 from ..data import Draft, Seen
 from ..run import constants, tape
 from ..run.observe import exchange, fix, is_capture, is_host_recording, note_memory, refuse, touch, unseen, user_line
-from ..words import errors, options, wrappers
+from ..words import errors, wrappers
 from ..words.pytree import Readout
 
 aten = torch.ops.aten
@@ -36,18 +34,13 @@ SMALL = 1 << 20  # bytes: what is larger does not come from a small segment (kSm
 ROOMS = {}  # device, -1 the host -> where segments leave their values; pinned, since the GPU writes there
 
 
-def may_spread(mean, std):
-    """Is each of these a standard deviation?"""
-    return aten.ge.Scalar(std, 0)
-
-
 # Ops that look at any numbers but tell one truth, or go on if it holds, and what computes it where they lie, as PyTorch
 # does.
 OUTCOMES = {
     "equal": (aten.eq.Tensor, aten.all.default),
     "allclose": (aten.isclose.default, aten.all.default),
     "_linalg_check_errors": (None, aten.any.default),  # did any decomposition fail?
-    "normal": (may_spread, aten.all.default),
+    "normal": (lambda mean, std: aten.ge.Scalar(std, 0), aten.all.default),  # can all be standard deviations?
 }
 
 
@@ -78,8 +71,7 @@ def room_of(device: int) -> torch.Tensor:
 
 
 def values_of(seen: Seen, inputs: Iterable[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Those of an op's inputs whose bytes decide what comes and are not known yet, or None where some may not be
-    read."""
+    """Those of an op's inputs whose bytes decide what comes and are not known yet; None: some may not be read."""
     found = [t for t in inputs if t.numel() and not is_known(seen, t)]
     if not found:
         return found
@@ -105,8 +97,9 @@ def may_read(seen):
     """May a segment end here, behind which the call can turn out to go another way?"""
     if not is_between(seen):
         return False
-    outside = seen.written - seen.made.keys()
-    outside = {sid for sid in outside if not is_carried(seen, sid)}
+    # What is written in a copy comes to where it is from when all is over.
+    carried = {sid for sid, rows in seen.copied.swaps.items() if id(rows[0].leaf) in seen.copied.carried}
+    outside = seen.written - seen.made.keys() - carried
     if not outside:
         return True
     if seen.cuts.islands:
@@ -121,11 +114,6 @@ def may_read(seen):
     # These are put back, or not touched before the call is over.
     counted = seen.live.counters if seen.live is not None else ()
     return all((sid in seen.reads.undone and sid not in seen.raw) or sid in counted for sid in outside)
-
-
-def is_carried(seen, sid):
-    """Is this written in a copy, which comes to it when all is over?"""
-    return sid in seen.copied.swaps and id(seen.copied.swaps[sid][0].leaf) in seen.copied.carried
 
 
 def save(seen: Seen, written: Iterable[torch.Tensor]) -> None:
@@ -174,8 +162,7 @@ def save_bytes(seen, t, keeps, undoes):
 
 
 def undo(seen: Seen, ran: int) -> None:
-    """A recording came to nothing of which so many segments ran, on the host all of it: what they wrote outside is as
-    it was."""
+    """A recording came to nothing of which so many segments ran, on the host all: what they wrote is as it was."""
     for one in reversed(seen.reads.undos):
         if one.segment < ran or seen.run.driver == HOST:
             core.move_bytes(one.to.get_device(), core.address(one.to), core.address(one.saved), one.nbytes)
@@ -221,7 +208,6 @@ def is_known(seen: Seen, t: torch.Tensor) -> bool:
 
 
 def part_of(t):
-    """Which part of its memory a tensor is."""
     return core.address(t), core.span(t), core.storage_id(t), t.dtype, tuple(t.shape), t.stride()
 
 
@@ -285,11 +271,9 @@ def may_compute(seen, t):
     """Can the number in this tensor be any at each replay?"""
     if seen.run.computes is False or seen.reason is not None:
         return False
-    simple = (
-        type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and t.numel() == 1 and t.is_floating_point()
-    )
+    simple = type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and t.is_floating_point()
     here = not seen.run.recording or t.is_cuda == (seen.run.driver == CUDA)
-    if not (simple and here) or is_known(seen, t):
+    if not (simple and here) or t.numel() != 1 or is_known(seen, t):
         return False
     if seen.run.computes is None:
         seen.computed = seen.again = True
@@ -335,9 +319,8 @@ def fill_pool(seen, stream):
         if not mine:
             break
         sizes = [min(most, nbytes - at) for nbytes, most in mine for at in range(0, nbytes, most)]
-        filled.extend(
-            torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", seen.run.device)) for size in sorted(sizes)
-        )
+        home = torch.device("cuda", seen.run.device)
+        filled.extend(torch.empty(size, dtype=torch.uint8, device=home) for size in sorted(sizes))
     seen.reads.unfilled.extend((at, nbytes) for at, nbytes, *_ in free)
     return filled
 
@@ -361,10 +344,7 @@ def unmask(seen: Seen, args: tuple) -> tuple:
     return (args[0], indices, *args[2:])
 
 
-def fills(
-    t: torch.Tensor, indices: list[torch.Tensor | None], value: torch.Tensor, accumulate: bool = False,
-    unsafe: bool = False,
-) -> bool:  # fmt: skip
+def fills(t: Any, indices: list, value: torch.Tensor, accumulate: bool = False, unsafe: bool = False) -> bool:
     """Does PyTorch fill where a mask says, for which nobody asks where that is? As canDispatchToMaskedFill in
     TensorAdvancedIndexing.cpp."""
     chosen = [index for index in indices if index is not None]
@@ -400,8 +380,7 @@ def columns_of(seen, mask, shape):
 
 
 def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
-    """In a capture: return from masked_select, of whose arguments the mask was read, what an index takes; the
-    tensor."""
+    """In a capture: return from masked_select, whose mask was read, what an index takes; the tensor."""
     with unseen(seen):
         shape = aten.broadcast_tensors.default([t, mask])[0].shape or (1,)  # the form in Python imports sympy
     columns = columns_of(seen, mask, shape)
@@ -412,9 +391,7 @@ def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor
     return results
 
 
-def sample(
-    seen: Seen, mean: torch.Tensor | float, std: torch.Tensor, generator: torch.Generator | None
-) -> list[torch.Tensor]:
+def sample(seen: Seen, mean: Any, std: torch.Tensor, generator: torch.Generator | None) -> list[torch.Tensor]:
     """In a capture: return from normal, of which the outcome of its check was read, what the ops give of which PyTorch
     makes it; the tensor."""
     if seen.reads.values[-1].bytes == b"\0":  # it raises
@@ -446,20 +423,23 @@ def leave(seen, t, dtype):
     if room is None:
         refuse(seen, errors.reads_too_much(user_line(seen)))
         return b"", None
+    at, nbytes = core.address(room), room.numel()
     try:
-        return (leave_on_cuda if t.is_cuda else leave_on_host)(seen, t, room, dtype), room
+        with unseen(seen):
+            source = exchange(seen, t)
+            if t.is_cuda:
+                whole = source.detach().to(dtype).contiguous()
+            else:  # the op that made t ran for real: only a replay needs the tape
+                tape.copy_into(room.view(dtype).view(t.shape), fix(seen, source))
+                value = bytes_of(seen, t.detach().to(dtype))
+        if t.is_cuda:
+            core.fetch(at, whole, nbytes)
+            return end_capture(seen, at, nbytes), room
+        end = core.cut if seen.run.driver == HOST else core.aside
+        return end(at, nbytes, value, seen.draws), room
     except core.DriverError as error:
         refuse(seen, errors.recording_failed(error.args[1], user_line(seen)))
         return b"", None
-
-
-def leave_on_host(seen, t, room, dtype):
-    """The op that made t ran for real: only a replay needs the tape."""
-    with unseen(seen):
-        tape.copy_into(room.view(dtype).view(t.shape), fix(seen, exchange(seen, t)))
-        now = t.detach().to(dtype)
-    end = core.cut if seen.run.driver == HOST else core.aside
-    return end(core.address(room), room.numel(), bytes_of(seen, now), seen.draws)
 
 
 def bytes_of(seen, t):
@@ -468,46 +448,22 @@ def bytes_of(seen, t):
         return bytes(t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).tolist())
 
 
-def leave_on_cuda(seen, t, room, dtype):
-    """Run the segment now."""
-    with unseen(seen):
-        whole = exchange(seen, t).detach().to(dtype).contiguous()
-    core.fetch(core.address(room), whole, room.numel())
-    return end_capture(seen, core.address(room), room.numel())
+def end_capture(seen: Seen, at: int = 0, nbytes: int = 0, part: Callable | None = None, pure: bool = False) -> bytes:
+    """End a segment of a capture, which runs now; the bytes it leaves. `part`: called behind it; is it `pure`?"""
 
+    def cut():
+        if core.lost():  # what runs now would overwrite what another thread got meanwhile
+            seen.again = True
+            refuse(seen, errors.lost())
+        return core.cut(at, nbytes, None, seen.draws, part, pure)
 
-def end_capture(
-    seen: Seen, at: int = 0, nbytes: int = 0, part: Callable[[], object] | None = None, pure: bool = False
-) -> bytes:
-    """End a segment of a capture, which runs now; the bytes that it leaves. `part`: what replays call behind it; is it
-    `pure`?"""
-    value = core.with_paths(lambda: cut(seen, at, nbytes, part, pure))
+    value = core.with_paths(cut)
     for rng in seen.generators.words.values():
         core.follow_generator(rng.handle)
     return value
 
 
-def cut(seen, at, nbytes, part, pure):
-    """The caller holds the paths: what runs now overwrites what another thread may have got meanwhile, unless the path
-    stands still."""
-    if core.lost():
-        seen.again = True
-        refuse(seen, errors.lost())
-    return core.cut(at, nbytes, None, seen.draws, part, pure)
-
-
-def wide(values: list[Value]) -> list[Value]:
-    """Those of which there are more than two."""
-    return [value for value in values if len(value.bytes) > 1]
-
-
-def tries(values: list[Value]) -> int:
-    """Warm-ups in which one that came before may be met."""
-    return options.TRIES_OF_NUMBERS if all(math.prod(value.shape) == 1 for value in values) else options.TRIES_OF_MASKS
-
-
 def lines_of(values: list[Value]) -> str:
-    """Where they are read."""
     return ", ".join(sorted({value.line for value in values}))
 
 

@@ -5,17 +5,14 @@ A process has an allowance: as long as all its functions together spent less, a 
 is the same on each machine; how many recordings may wait for a first replay is bounded (verdicts.crowd), so a program
 that varies its calls has a few for it, and no more.
 
-Beyond it each function has an account: the seconds spent on warming and recording, the seconds of an eager call (timed
-when one runs), and what replays saved. Only a call of a kind that came before is recorded: those of a program that
-varies them never come again. It is recorded at once where none of its siblings still waits for a first replay and
-there is room for all kinds that came, or where addresses moved (these are learnt once). Else the account decides: what
-was spent, and will be again, must be covered by what was saved and by a small share of the time that eager calls would
-have taken so far. So it is, too, where what was tried came to nothing, allowance or not. While it is not, calls that no
+Beyond it, and where what was tried came to nothing, each function has an account. Only a call of a kind that came
+before is recorded: at once where none of its siblings still waits for a first replay and there is room for all kinds,
+or where addresses moved (these are learnt once). Else what was spent, and will be again, must be covered by what
+replays saved and by a small share of the time that eager calls would have taken so far. Until then calls that no
 recording takes run eagerly, found in compiled code (core/verdict.pxi). Never for good: the share grows with each call,
 and a kind of which many came is heard, too: compiled code counts them.
 
-Methods of several objects are one function, but each object has its own kinds, and its own room for recordings.
-"""
+Methods of several objects are one function, but each object has its own kinds, and its own room for recordings."""
 
 import math
 import time

@@ -24,14 +24,17 @@ def readable(graph: Graph, leaves: Iterable[object]) -> list[torch.Tensor]:
 
 
 def prove(state: State, seen: Seen, leaves: Iterable[object]) -> None:
-    """A recorded graph, which this function is, was run under observation: did it read only what belongs to the
-    call?"""
+    """A recorded graph, which this function is, was observed: did it read only what belongs to the call?"""
     graph: Graph | Any = state.graph
     reason = describe.vet_backward(graph, seen, readable(graph, leaves))
     if reason is None:
         state.proven = None not in seen.code.ran
-    else:
-        disprove(graph, reason)
+    else:  # its function is not differentiable by replay
+        node = node_of(graph, forward_of(graph))
+        replayed = node == NONE or core.node_replays(node) > 0
+        refuse_gradients(graph, reason)
+        if replayed:  # of the very call that was recorded this run was right
+            raise errors.CgtError(errors.stale_backward(reason))
     learn_backward(graph, seen)
 
 
@@ -60,16 +63,6 @@ def node_of(graph, forward):
     return next((node for node, one in kept if one.graph is graph), NONE)
 
 
-def disprove(graph, reason):
-    """A recorded graph cannot be run for other calls: its function is not differentiable by replay. Of
-    the very call that was recorded this run was right; of a replayed one it was not."""
-    node = node_of(graph, forward_of(graph))
-    replayed = node == NONE or core.node_replays(node) > 0
-    refuse_gradients(graph, reason)
-    if replayed:
-        raise errors.CgtError(errors.stale_backward(reason))
-
-
 def run_again(call: Call, given: list, flows: list, joined: int, reached: int) -> tuple:
     """The gradients that a backward wants which makes a graph of its own (create_graph=True), or has batched gradients:
     by autograd, of the forward's call run once more from its inputs, as a checkpoint does it. `given`: its tensors;
@@ -77,8 +70,7 @@ def run_again(call: Call, given: list, flows: list, joined: int, reached: int) -
     `reached`: core.node_reached when it was made.
 
     Raises:
-        CgtError: it cannot be run once more.
-    """
+        CgtError: it cannot be run once more."""
     graph: Graph | Any = call.state.graph
     body = functools.partial(run_forward, call, graph, given, flows, joined, reached)
     busy = lambda: (errors.IS_BUSY, None)  # noqa: E731

@@ -5,9 +5,8 @@
     first call of the function                   ─► warm       run it once under observation
     else                                         ─► record     capture (CUDA) or tape (host), launch
 
-What is handed from one function to the next is declared in data.py. All that Python knows about a function is
-one `State`, held by what `jit` returned.
-"""
+What is handed from one function to the next is declared in data.py. All that Python knows about a function is one
+`State`, held by what `jit` returned."""
 
 import contextlib
 import functools
@@ -22,31 +21,19 @@ from ..cuts import finite, readout, segments
 from ..data import Attempt, Call, Changes, Graph, Kept, Options, State, remember
 from ..look import empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
+from ..make import plan as plans
 from ..make.optional import collectives
-from ..make.plan import (
-    find_followable,
-    find_mobile,
-    flattened,
-    leaves_of,
-    misses,
-    note_moves,
-    place_in_tree,
-    places_first,
-    plan_call,
-    why_uncounted,
-    why_untraced,
-)
 from ..numbers import counters, live
 from ..run import blank, tokens
 from ..run.observe import note_strays, observe
-from ..run.taps import is_alone, threads_beside
+from ..run.taps import threads_beside
 from ..words import errors, options, private, pytree
 from ..words.private import outside_dynamo
 from . import account, audit, lessons, logs, verdicts
 from .backwards import forward_of, prove, readable, run_again
 from .freeing import bury, drop_node, free_exchanging, make_place, make_room, make_way, sweep, vet_dropout
 from .sites import ATTRIBUTE, BACKWARD, DOOMED, RECORDING, SITES, disable, is_mine
-from .warming import is_behind_warm_up, is_to_watch, note_fed, note_tensors, timed_survey, warm
+from .warming import is_to_watch, note_fed, note_tensors, timed_survey, warm
 
 WATCHED = []  # lists to which new functions are added: doctor.py wants to know all that they meet
 
@@ -151,7 +138,7 @@ def attend(call):
     state = call.state
     live.learn_arguments(state, call.args, call.kwargs)
     try:
-        call = flattened(call)
+        call = plans.flattened(call)
     except pytree.Incomparable as error:
         reason = str(error)
         verdicts.note_incomparable(state, reason)
@@ -163,14 +150,17 @@ def attend(call):
     reason = reason or vet_dropout(call)
     if reason is not None:
         return reason, None
-    if not is_spec(call):
+    program, _ = state.learnt.programs.get(call.spec, (None, None))
+    # Between the core's answer and the lock another thread may have reset the function: the spec's row is free then, or
+    # another structure's; and numbers may be live by now.
+    if program is None or not pytree.same_program(program, call.flat.program):
         call = call._replace(spec=find_spec(state, call.flat))
     first = call.driver is None
     reason = verdicts.wait(call, first)
     if reason is not None:
         return reason, None
     verdicts.vet_replay(state, lambda: verdicts.why_new(call, first))
-    run = warm if first or is_behind_warm_up(state, call.flat) else record_call
+    run = warm if first else record_call
     kind = "warm" if run is warm else "record"
     why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[:5]
     try:
@@ -207,14 +197,6 @@ def eager(call, reason, inlined=False):
 # --- specs, verdicts, limits ------------------------------------------------------------------
 
 
-def is_spec(call):
-    """Is the call's spec the structure of its arguments, with the numbers that are live by now? Between the core's
-    answer and the lock another thread may have reset the function: the spec's row is free then, or another
-    structure's."""
-    program, _ = call.state.learnt.programs.get(call.spec, (None, None))
-    return program is not None and pytree.same_program(program, call.flat.program)
-
-
 def find_spec(state, flat):
     """Add a spec for these arguments. Objects compared by identity are held weakly if they can be:
     a dead one takes its spec and recordings along."""
@@ -240,9 +222,8 @@ def find_spec(state, flat):
 def record_call(call):
     """Record the call as a node and return its result. Whatever happens, the recording is over then."""
     attempt = Attempt()
-    result = core.within(
-        [(lambda: None, functools.partial(record.close, attempt))], functools.partial(record_node, call, attempt)
-    )
+    over = functools.partial(record.close, attempt)
+    result = core.within([(lambda: None, over)], functools.partial(record_node, call, attempt))
     verdicts.vet_strict(call.state, attempt.verdict)
     return result
 
@@ -284,17 +265,17 @@ def prepare(call, attempt, around):
     reason = around if isinstance(around, str) else impure.unasked(around.found.sources)
     if reason is not None:
         return reason
-    path, parent = place_in_tree(call, around.tensors, around.paths)
+    path, parent = plans.place_in_tree(call, around.tensors, around.paths)
     reason = verdicts.over_limit(call, path, parent)
     attempt.passing = reason is not None
     if reason is not None:
         return reason
     make_place(call, path, parent)
     make_room(state)
-    missed = places_first(misses(call, path, parent))
-    followable = find_followable(call, around)
-    mobile = find_mobile(call, around, followable)
-    moves = note_moves(state, around, missed, followable, mobile)
+    missed = plans.places_first(plans.misses(call, path, parent))
+    followable = plans.find_followable(call, around)
+    mobile = plans.find_mobile(call, around, followable)
+    moves = plans.note_moves(state, around, missed, followable, mobile)
     other = [(state.keep[node], index) for node, why, index in missed if why == MISS_PLACE]
     changed = {kept.place_paths[index] for kept, index in other}
     live.learn_places(state, around.found.places, [kept for kept, _ in other], changed)
@@ -303,7 +284,7 @@ def prepare(call, attempt, around):
     except core.DriverError as error:  # no memory for what the last iteration left held
         attempt.passing = True
         return record.failure(error)
-    plan = plan_call(call, around, parent, followable, mobile, moves, changed)
+    plan = plans.plan_call(call, around, parent, followable, mobile, moves, changed)
     if isinstance(plan, str):
         return plan
     attempt.plan = plan
@@ -320,9 +301,9 @@ def capture(call, attempt):
         note_fed(call.state, seen, zip(plan.paths, plan.tensors, strict=True))
         computes = learnt.computes if seen.computed is None else seen.computed
         remember(call.state, late=max(learnt.late, seen.late), computes=computes)
-        told = moving.learn_looked(call.state, seen) or counters.learn(
-            call.state, plan, seen, lambda: why_uncounted(call.state, plan.saves)
-        )
+        why_uncounted = functools.partial(plans.why_uncounted, call.state, plan.saves)
+        told = moving.learn_looked(call.state, seen) or counters.learn(call.state, plan, seen, why_uncounted)
+        seen.again = seen.again or told is not None
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
     if reason is not None:
@@ -346,15 +327,14 @@ def draft_node(call, attempt):
         if plan.driver == CUDA:
             note_strays(seen, describe.tensors_of(seen, attempt.result))
         empties.settle_empties(plan.places, plan.lone, plan.changed)
-        reason = lessons.vet_code(state, seen) or lessons.vet_spent(plan, seen) or lessons.vet_strays(state, seen)
-        reason = reason or lessons.vet_follows(state, plan, seen) or lessons.vet_loose(state, plan, seen)
-        reason = reason or islands.vet_parts(call.function, plan, seen) or lessons.vet_back(state, plan, seen)
+        reason = lessons.vet_code(state, seen) or (errors.late_read() if autograd.was_greedy(plan) else None)
+        reason = reason or lessons.vet_strays(state, seen) or lessons.vet_follows(state, plan, seen)
+        reason = reason or lessons.vet_back(state, plan, seen)
+        seen.again = seen.again or reason is not None
+        reason = reason or lessons.vet_loose(state, plan, seen) or islands.vet_parts(call.function, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
-            reason = errors.used_elsewhere(plan.found.kept[0].place.path) if plan.changes.free is None else None
-            reason = reason or moving.learn_hidden(state, plan, seen)
-            reason = reason or moving.learn_replaced(state, plan, seen)
-            reason = reason or live.learn_stored(state, plan, seen, lambda: why_untraced(state, plan.saves))
+            reason = learn_changes(state, plan, seen)
         draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):
             state.proven |= plan.graph is not None
@@ -387,7 +367,7 @@ def find_moving(state, plan, seen):
     plan.places.extend(more)
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and moving.is_replaced(plan.places[k])]
     stored = [k for k in live.stored_in(seen, plan.places) if k not in free and k not in rows]
-    flags = moving.find_flags(plan, {*rows, *free, *stored, *plan.follows}) if is_alone() else []
+    flags = moving.find_flags(plan, {*rows, *free, *stored, *plan.follows}) if not threads_beside() else []
     changed = (*replaced, *stored, *flags, *plan.found.hidden)
     puts = [*puts, *((places.Put("", "", None, plan.places[k]), k) for k in changed)]
     own = range(len(plan.places), len(plan.places) + len(seen.own))
@@ -396,6 +376,16 @@ def find_moving(state, plan, seen):
     free = free.union(replaced, own)
     plan.places.extend(moving.class_guards(plan.places, plan.found.owners, [*rows, *free, *stored, *flags]))
     return plan._replace(changes=Changes(rows, free, puts, stored))
+
+
+def learn_changes(state, plan, seen):
+    """A sentence if the run changed places in ways that the next recording will know, or that none can; or None."""
+    if plan.changes.free is None:
+        return errors.used_elsewhere(plan.found.kept[0].place.path)
+    reason = moving.learn_hidden(state, plan, seen) or moving.learn_replaced(state, plan, seen)
+    reason = reason or live.learn_stored(state, plan, seen, lambda: plans.why_untraced(state, plan.saves))
+    seen.again = seen.again or reason is not None
+    return reason
 
 
 def code_of(state):
@@ -437,9 +427,9 @@ def make_node(call, attempt):
     parts, attempt.draft = record.part_result(plan, attempt.draft)
     reason = lessons.escaping(state, seen, escapes.vet_aliases(seen, attempt.draft))
     reason = reason or lessons.escaping(state, seen, describe.vet_changes(plan, code_of(state)))
-    reason = reason or record.instantiate() or record.checkpoint(plan, seen, attempt.draft)
+    reason = reason or record.complete(plan, seen, attempt.draft)
     if reason is not None:
-        attempt.result = record.restore_result(plan, seen, parts)
+        attempt.result = record.restore_result(plan, seen, attempt.draft, parts)
         return reason
     del parts
     attempt.node = add_node(call, plan, seen, attempt.draft)
@@ -451,7 +441,7 @@ def make_node(call, attempt):
 def run_node(call, attempt):
     """Run the recording for the call that made it; what it replaces goes. The caller holds the paths."""
     plan = attempt.plan
-    result = core.run_node(attempt.node, leaves_of(plan.flat), plan.driver == CUDA)
+    result = core.run_node(attempt.node, plans.leaves_of(plan.flat), plan.driver == CUDA)
     for old, moved, first in plan.moves:
         if set(moved).issubset(plan.copied) or (first and any(moved[0] in slots for slots in plan.follows.values())):
             core.node_drop(old, replaced=True)
@@ -504,7 +494,11 @@ def add_node(call, plan, seen, draft):
     grads = [g._replace(slot=index[g.slot]) for g in draft.grads]
     program = draft.out.program
     ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in program)
-    site = None if graph is None else backward_site(state, graph, draft)
+    site = None
+    if graph is not None:
+        autograd.cut(draft)
+        opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()), dynamic=())
+        site = new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
     saves = [(index[save.slot], save.out) for save in behind.saves]
     loose = describe.loose_in(plan, seen)
     kept = Kept(
@@ -536,15 +530,7 @@ def renumbered(draft, used, index):
     return slots, [o if o.grad_slot == NONE else o._replace(grad_slot=index[o.grad_slot]) for o in outs]
 
 
-def backward_site(state, graph, draft):
-    """The jitted function that runs the graph which the recorded call left."""
-    autograd.cut(draft)
-    opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()), dynamic=())
-    return new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
-
-
 def note_recorded(state, plan, seen, node):
-    """Remember that the function has a recording more, and what looks at its replays."""
     core.fn_count(state.f, "records")
     learnt = state.learnt
     remember(

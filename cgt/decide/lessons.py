@@ -1,11 +1,11 @@
 """What a run that was recorded teaches: the recording is right and is kept, or comes to nothing, and then the next one
-may fare better."""
+may fare better (Seen.again)."""
 
 import cgt_core as core
 from cgt_core import NONE
 
 from ..data import Plan, Seen, State, remember
-from ..make import autograd, describe, moving
+from ..make import describe, moving
 from ..make.plan import learn_code
 from ..numbers.addresses import has_way_back
 from ..words import errors, options
@@ -23,25 +23,12 @@ def escaping(state: State, seen: Seen, reason: str | None) -> str | None:
 def vet_code(state: State, seen: Seen) -> str | None:
     """A sentence if code ran that was not looked at for places: for the first time, or unseen."""
     if None in seen.code.ran:
-        seen.again = True
         return errors.hidden_code()
     if seen.code.imported:
-        seen.again = True
         return errors.imports(min(seen.code.imported))
     fresh = learn_code(state, seen.code.ran) if state.graph is None else learn_backward(state.graph, seen)
-    if not fresh:
-        return None
-    seen.again = True
-    first = min(fresh, key=lambda code: code.co_name)
-    return errors.new_code(first.co_name, f"{first.co_filename}:{first.co_firstlineno}")
-
-
-def vet_spent(plan: Plan, seen: Seen) -> str | None:
-    """A sentence if the recording let go of something that was read later, or None."""
-    if not autograd.was_greedy(plan):
-        return None
-    seen.again = True
-    return errors.late_read()
+    first = min(fresh, key=lambda code: code.co_name, default=None)
+    return first and errors.new_code(first.co_name, f"{first.co_filename}:{first.co_firstlineno}")
 
 
 def vet_follows(state: State, plan: Plan, seen: Seen) -> str | None:
@@ -57,7 +44,6 @@ def vet_follows(state: State, plan: Plan, seen: Seen) -> str | None:
     asked += [one.path for one in copied if one.owner != NONE and moving.is_one_asked(seen, [one.tensor])]
     if not asked:
         return None
-    seen.again = True
     remember(state, asks_which=True)
     return errors.asks_which(asked[0])
 
@@ -65,11 +51,8 @@ def vet_follows(state: State, plan: Plan, seen: Seen) -> str | None:
 def vet_back(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if a replay could not write an argument where it lies, nor copy it back there; or None."""
     lost = [plan.paths[k] for k in seen.copied.backs if not has_way_back(plan.tensors[k])]
-    if not lost:
-        return None
     state.learnt.moves.fixed.update(lost)
-    seen.again = True
-    return errors.no_way_back(lost[0])
+    return errors.no_way_back(lost[0]) if lost else None
 
 
 def vet_loose(state: State, plan: Plan, seen: Seen) -> str | None:
@@ -90,16 +73,13 @@ def vet_strays(state: State, seen: Seen) -> str | None:
     # Of which a backward is given the copies.
     copies = seen.copied.swaps and not (state.learnt.hidden and state.graph is not None)
     remember(state, hidden=state.learnt.hidden or seen.strays)
-    if not (seen.strays and copies):
-        return None
-    seen.again = True
-    return errors.hidden_kernels()
+    return errors.hidden_kernels() if seen.strays and copies else None
 
 
 def leaves_graph(plan: Plan, seen: Seen, result: object) -> bool:
     """Does a graph of autograd's come out of this capture? It must only ever run inside of one (attention with dropout
     keeps its random numbers on the device there, and reads them on the host elsewhere)."""
-    return plan.graph is None and (plan.saves or bool(describe.pending_in(seen, result)))
+    return plan.graph is None and (plan.saves or describe.has_pending(seen, result))
 
 
 def is_passing(state: State, seen: Seen) -> bool:

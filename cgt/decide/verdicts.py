@@ -14,13 +14,16 @@ import torch
 
 from ..cuts import segments
 from ..data import Around, Call, State, Verdict, remember
-from ..look import places
 from ..make import facts, moving
 from ..make.plan import misses, place_in_tree, places_first
 from ..run.observe import NOT_USER_CODE
 from ..words import errors, options, pytree
 from ..words.private import is_forward_ad
 from . import account, logs
+
+OF_A_SLOT = {
+    core.MISS_ALIGN: errors.misaligned, core.MISS_SAME: errors.other_tensor, core.MISS_VALUE: errors.number_on_host,
+}  # fmt: skip
 
 
 def find(call: Call) -> str | None:
@@ -76,10 +79,8 @@ def over_limit(call: Call, path: int, parent: int) -> str | None:
         state.learnt.cool[key] = (until, min(2 * length, options.COOL_DOWN[1]))
     if calls >= until:
         return None
-    if nodes:
-        reason = errors.limit(len(nodes), why_missed(call, path, parent))
-    else:
-        reason = errors.limit(wasted(state), errors.new_kind(varying(call)))
+    why = why_missed(call, path, parent) if nodes else errors.new_kind(varying(call))
+    reason = errors.limit(len(nodes) or wasted(state), why)
     if key[2] is not None:
         hand_over(call, key_of(call), reason, until)
     elif state.graph is None and not options.STRICT:
@@ -104,8 +105,7 @@ def whose(program: tuple) -> int | None:
 
 
 def wait(call: Call, first: bool) -> str | None:
-    """A reason to run eagerly since another recording would not pay yet, or None. Backwards are recorded as
-    their forwards are."""
+    """A reason to run eagerly since a recording would not pay yet, or None. Backwards do as their forwards."""
     state, f = call.state, call.state.f
     if state.graph is not None or math.isinf(options.OVERHEAD) or state.blockers is not None:
         return None
@@ -149,9 +149,8 @@ def is_learnt(state, node, why, index):
     kept, path = state.keep[node], state.keep[node].place_paths[index]
     # It was recorded for one number, and others follow it already.
     if path in kept.numbers.places and path not in state.learnt.numbers.exact:
-        return path not in state.learnt.numbers.live or any(
-            (path, None) in one.numbers.sources for one in state.keep.values()
-        )
+        followed = any((path, None) in one.numbers.sources for one in state.keep.values())
+        return followed or path not in state.learnt.numbers.live
     return kept.followable.get(path) is False and path not in state.learnt.moves.followed
 
 
@@ -180,10 +179,6 @@ def still_grows(call: Call, around: Around | str) -> str | None:
     """A sentence if tensors that the call finds in places have other shapes than at the last look, as a cache that
     torch.cat makes longer at each call; or None. To look costs less than a recording that fits no later call."""
     moves, found = call.state.learnt.moves, () if isinstance(around, str) else around.found.places
-    for place in found if moves.shifty else ():
-        if not moves.shifty.isdisjoint(map(core.storage_id, places.tensors_at(place.want))):
-            moves.grown[place.path] = None
-    moves.shifty.clear()
     for place in found if moves.grown else ():
         shapes = moving.shapes_at(place.want)
         before = moves.grown.get(place.path, shapes)
@@ -263,23 +258,17 @@ def why_missed(call, path, parent):
         name = kept.slot_paths[index]
         if why == core.MISS_POINTER:
             return errors.moved(name, *(core.slot_addresses(node, index, tensors) if core.debug_build() else ()))
-        if why == core.MISS_ALIGN:
-            return errors.misaligned(name)
-        if why == core.MISS_SAME:
-            return errors.other_tensor(name)
-        if why == core.MISS_VALUE:
-            return errors.number_on_host(name)
+        if why in OF_A_SLOT:
+            return OF_A_SLOT[why](name)
         leaf = core.node_facts(node).slots[index].leaf
-        return errors.arguments_changed(
-            name, core.slot_shape(node, index), tuple(tensors[leaf].shape) if leaf != core.NONE else None
-        )
+        now = tuple(tensors[leaf].shape) if leaf != core.NONE else None
+        return errors.arguments_changed(name, core.slot_shape(node, index), now)
     if core.fn_counts(state.f)[2] and not core.children(path, parent, state.f):
         return errors.another_way()
     return errors.arguments_changed("a number, string or structure among the arguments")
 
 
 def why_new(call: Call, first: bool) -> str:
-    """A sentence on why a call would be warmed or recorded."""
     place = (core.NONE, core.NONE) if first else place_in_tree(call, call.flat.tensors)
     known = not first and core.children(*place, call.state.f)
     return why_missed(call, *place) if known else errors.unrecorded()

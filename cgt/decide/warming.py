@@ -3,7 +3,6 @@ whether they can be recorded."""
 
 import math
 import time
-import weakref
 from collections.abc import Iterable, Sequence
 
 import cgt_core as core
@@ -18,39 +17,15 @@ from ..make.optional import collectives
 from ..make.plan import leaf_devices, survey
 from ..numbers import counters
 from ..run import devices
-from ..run.observe import asks_on, held, note_reason, observe
+from ..run.observe import asks_on, note_reason, observe
 from ..words import errors, options
 from ..words.private import without_torch_function
-from ..words.pytree import Flat
 from . import account, verdicts
 from .backwards import prove, readable
 
-WARM = {"runs": 0, "results": []}  # functions warmed so far; weak references to what that returned
-
-
-def is_behind_warm_up(state: State, flat: Flat) -> bool:
-    """Does the call use the result of another function's first run, which will not lie there again?
-    Then a recording would fit no later call. At most once after each such run."""
-    if state.warmed == WARM["runs"]:
-        return False
-    results = [r() for r in WARM["results"]]
-    storages = {core.storage_id(t) for t in results if t is not None}
-    return any(core.storage_id(t) in storages for t in flat.tensors)
-
-
-def note_warm(state, seen, flat, result, first):
-    """Remember what a warm-up made."""
-    WARM["runs"] += first
-    state.warmed = WARM["runs"]
-    given = {core.storage_id(t) for t in flat.tensors}
-    made = describe.tensors_of(seen, result)
-    WARM["results"] = [r for r in WARM["results"] if r() is not None]
-    WARM["results"] += [weakref.ref(t) for t in made if core.storage_id(t) not in given]
-
 
 def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
-    """Run once eagerly, and learn what the function touches. `sources`: what it must not take from, see
-    impure.states."""
+    """Run once eagerly, and learn what it touches. `sources`: what it must not take from (impure.states)."""
     began = time.perf_counter()
     state, flat = call.state, call.flat
     around = timed_survey(call) if state.blockers is not None and state.ran else None
@@ -64,18 +39,18 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
         guess, home, state.graph, given, blockers=state.blockers, sources=impure.states(sources),
         computes=state.learnt.computes is not False and state.graph is None,
     )  # fmt: skip
-    result = run_observed(call, seen, guess, home)
-    note_run(state, seen)
-    for text in (
-        *([around] if isinstance(around, str) else ()),
-        *(impure.moved(seen.run.sources, seen) if asks_on(seen) else ()),
-    ):
+    anew = guess == CUDA and core.dropout_begins_anew(home)
+    result = trace.run(seen, call.function, call.args, call.kwargs)
+    if anew and not core.dropout_begins_anew(home):  # with another random state of cuDNN's each time
+        seen.reason = errors.cudnn_dropout()
+        remember(state, recurrent=True)
+    driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
+    note_run(state, seen, elsewhere=guess != driver)
+    moved = impure.moved(seen.run.sources, seen) if asks_on(seen) else ()
+    for text in (*([around] if isinstance(around, str) else ()), *moved):
         note_reason(seen, text)
     state.warm_seconds += time.perf_counter() - began
-    note_warm(state, seen, flat, result, call.driver is None)
-    driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
     note_tensors(state, seen, zip(flat.paths, flat.tensors, strict=True))
-    note_devices(state, seen, elsewhere=guess != driver)
     reason, waits = judge(call, seen, result, None if guess != driver else seen.reason, before)
     if reason is not None and (state.learnt.doubted or sources) and not waits:
         verdicts.condemn(call, reason)  # and warm again after the cool-down
@@ -90,54 +65,20 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
     return result
 
 
-def run_observed(call, seen, guess, home):
-    """The call's result. Where its dropout would begin with another random state of cuDNN's each time, that is a
-    reason."""
-    anew = guess == CUDA and core.dropout_begins_anew(home)
-    result = trace.run(seen, call.function, call.args, call.kwargs)
-    if anew and not core.dropout_begins_anew(home):
-        seen.reason = errors.cudnn_dropout()
-        remember(call.state, recurrent=True)
-    return result
-
-
-def note_run(state, seen):
-    """Remember what the run showed of the function, whatever its arguments were."""
+def note_run(state, seen, elsewhere):
+    """Remember what the run showed of the function, whatever its arguments were. `elsewhere`: its work is not where it
+    was looked at; it will be once more, where it belongs."""
+    if elsewhere:
+        devices.learn_home(state.learnt.devices.homes, seen.devices)
+    gpus = devices.gpus_of(seen.devices)
+    state.learnt.devices.gpus.update(gpus if len(gpus) > 1 else ())
     counters.learn(state, None, seen, lambda: None)
     learnt = state.learnt
     remember(
         state, late=max(learnt.late, seen.late), recurrent=learnt.recurrent or bool(seen.generators.dropout),
         computes=seen.computed if learnt.computes is None else learnt.computes,
     )  # fmt: skip
-    if state.graph is None:
-        note_shifty(state, seen)
     state.ran |= seen.code.ran - {None}  # what is hidden here must be seen when it is recorded
-
-
-def note_shifty(state, seen):
-    """A run knows no places. But where it let go of a tensor from outside, one that it made and that is longer along
-    one dimension may lie in its place: a cache that torch.cat makes longer. A recording would be in vain."""
-    plain = list(filter(core.is_plain, seen.touched.values()))
-    shed = {(t.dtype, t.shape) for t in plain if core.storage_holders(t) == 1}  # the run itself
-    kept = [t for t in held(seen) if core.is_plain(t) and core.storage_id(t) in seen.made] if shed else ()
-    longer = [t for t in kept if any(t.dtype == dtype and is_longer(t.shape, shape) for dtype, shape in shed)]
-    state.learnt.moves.shifty.update(map(core.storage_id, longer))
-
-
-def is_longer(shape, before):
-    """Along one dimension alone, of several?"""
-    more = [n - m for n, m in zip(shape, before, strict=False) if n != m]
-    return len(shape) == len(before) > 1 and len(more) == 1 and more[0] > 0
-
-
-def note_devices(state, seen, elsewhere):
-    """Remember on which GPUs the function works. `elsewhere`: not where it was looked at; it will be once more, where
-    it belongs."""
-    if elsewhere:
-        devices.learn_home(state.learnt.devices.homes, seen.devices)
-    gpus = devices.gpus_of(seen.devices)
-    if len(gpus) > 1:
-        state.learnt.devices.gpus.update(gpus)
 
 
 def judge(call, seen, result, reason, before):
@@ -146,7 +87,7 @@ def judge(call, seen, result, reason, before):
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)
-    pending = bool(describe.pending_in(seen, result))
+    pending = describe.has_pending(seen, result)
     remember(state, saves=state.learnt.saves or pending)
     parallel, settles = collectives.learn(state, seen, pending)
     if state.graph is not None:
@@ -154,14 +95,15 @@ def judge(call, seen, result, reason, before):
     reason = parallel or reason
     strange = vet_values(call, seen) if reason is None else None
     remember(state, strangers=state.learnt.strangers + (strange is not None))
-    waits = settles or (strange is not None and state.learnt.strangers < segments.tries(seen.reads.values))
-    return reason or strange, waits
+    are_numbers = all(math.prod(value.shape) == 1 for value in seen.reads.values)
+    tries = options.TRIES_OF_NUMBERS if are_numbers else options.TRIES_OF_MASKS
+    return reason or strange, settles or (strange is not None and state.learnt.strangers < tries)
 
 
 def vet_values(call, seen):
     """A sentence where the function reads values of which there are many, and these did not come before: recordings
     would be for calls that never come again. Or None."""
-    wide = segments.wide(seen.reads.values)
+    wide = [value for value in seen.reads.values if len(value.bytes) > 1]
     if not wide or math.isinf(options.OVERHEAD):
         return None
     kind = (*verdicts.key_of(call), *(value.bytes for value in wide))

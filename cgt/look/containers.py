@@ -17,8 +17,7 @@ FIELDS = "__dataclass_fields__"  # the module that tells them would count as cod
 
 
 def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
-    """[(step of the path, key, child)] of a container whose entries can be exchanged, or which can be made anew; else,
-    or of a large one, []."""
+    """[(step of the path, key, child)] of a container that can be made anew or in place; else, or if large, []."""
     kind = type(value)
     if isinstance(value, (dict, list, tuple)) and len(value) > MOST_ENTRIES:
         return []
@@ -44,11 +43,8 @@ def numbers_of(path: str, value: Any, depth: int = DEEPEST) -> list[tuple[str, i
     if type(value) in (int, float):
         return [(path, value)]
     parts = parts_of(value) if depth else []
-    if (
-        len(parts) > MOST_IN_ROW
-        and isinstance(value, (list, tuple))
-        and all(type(x) in (int, float) for *_, x in parts)
-    ):
+    is_row = isinstance(value, (list, tuple)) and all(type(x) in (int, float) for *_, x in parts)
+    if is_row and len(parts) > MOST_IN_ROW:
         return []
     return [one for step, _, x in parts for one in numbers_of(path + step, x, depth - 1)]
 
@@ -143,15 +139,7 @@ def is_same_entries(now, was):
 def restore(held: Iterable[tuple[dict | list | collections.deque | set, list]]) -> None:
     """Let dicts and lists hold what they held. Past the methods of classes that people made, which may do more."""
     for home, was in held:
-        if is_same_entries(entries(home), was):
-            continue
-        if isinstance(home, list):
-            list.__setitem__(home, slice(None), was)
-            continue
-        if type(home) in NO_PLACES:
-            home.clear()
-            (home.extend if type(home) is collections.deque else home.update)(was)
-            continue
-        kind: Any = collections.OrderedDict if isinstance(home, collections.OrderedDict) else dict
-        kind.clear(home)
-        kind.update(home, was)
+        if not is_same_entries(entries(home), was):
+            kind: Any = next(k for k in (list, collections.OrderedDict, dict, *NO_PLACES) if isinstance(home, k))
+            kind.clear(home)
+            (kind.extend if kind in (list, collections.deque) else kind.update)(home, was)

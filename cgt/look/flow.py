@@ -24,12 +24,11 @@ from .code import HOMES, KEPT, SCHEDULERS, asked_for, texts_in
 
 
 class Advance(NamedTuple):
-    """`name = name op by`. The name of an entry is (where and name of its container, key)."""
+    """A whole number is counted up or down by another one. The name of an entry is (where and name of its container,
+    key)."""
 
     where: str
     name: Any
-    op: str
-    by: int | float
     line: str
 
 
@@ -107,8 +106,7 @@ def line_at(code: types.CodeType, reading: b.Reading, at: int) -> str:
 
 
 def mentions(reading, at):
-    """(where, name) of all that a step reads, stores or deletes by name. A method that is called does not count:
-    numbers are none."""
+    """(where, name) of all that a step reads, stores or deletes; but no method that is called: numbers are none."""
     step = reading.steps[at]
     if step.does == b.CONSTANT:
         words = texts_in(step.name)
@@ -154,14 +152,13 @@ def advance_of(code, reading, at):
     if made is None or not is_arithmetic(reading, made):
         return None
     op, one, by = reading.steps[made].name, reading.maker(made, 0), reading.maker(made, 1)
-    if op in ("+", "*") and one is not None and reading.steps[one].does == b.CONSTANT:
+    if op == "+" and one is not None and reading.steps[one].does == b.CONSTANT:
         one, by = by, one
     if by is None or one not in summed_at(reading, at):
         return None
-    number = reading.steps[by].name if reading.steps[by].does == b.CONSTANT else None
-    if type(number) not in (int, float) or (op == "/" and number == 0):
+    if op not in ("+", "-") or reading.steps[by].does != b.CONSTANT or type(reading.steps[by].name) is not int:
         return None
-    return one, Advance(*place_of(reading, at), op, number, line_at(code, reading, at))
+    return one, Advance(*place_of(reading, at), line_at(code, reading, at))
 
 
 def summed_at(reading, at):
@@ -249,17 +246,8 @@ def may_mention(code, words):
     named = {*code.co_names, *code.co_freevars, *code.co_cellvars}
     if not (named.isdisjoint(words) and named.isdisjoint(OPENERS) and named.isdisjoint(BY_NAME)):
         return True
-    return b.has(code, MATCHES) or may_say(code.co_consts, {word for word in words if isinstance(word, str)})
-
-
-def may_say(constants, words):
-    """Is one of the words in a text among these?"""
-    for one in constants:
-        if isinstance(one, (tuple, frozenset)) and may_say(one, words):
-            return True
-        if isinstance(one, str) and any(word in one for word in words):
-            return True
-    return False
+    said = repr(code.co_consts)
+    return b.has(code, MATCHES) or any(isinstance(word, str) and word in said for word in words)
 
 
 NAMED = (b.ATTRIBUTE, b.GLOBAL, b.VARIABLE)

@@ -17,53 +17,33 @@ def step_reason(frame: types.FrameType | None, line: str) -> str | None:
         if frame.f_code.co_name in STEPS:
             owner, optimizer = (frame.f_locals.get(name) for name in ("self", "optimizer"))
             if isinstance(owner, torch.optim.Optimizer):
-                option = helpful_option(owner)
+                option = helpful_option(owner, scaled=False)
                 sentence = errors.optimizer_option if option else errors.optimizer_outside
                 return sentence(type(owner).__name__, line, *option)
             if isinstance(owner, torch.amp.GradScaler):
-                option = scaling_option(optimizer)
+                option = helpful_option(optimizer, scaled=True)
                 sentence = errors.scaler_option if option else errors.scaler_outside
                 return sentence(line, type(optimizer).__name__, *option)
         frame = frame.f_back
     return None
 
 
-def helpful_option(optimizer):
-    """(what keeps an optimizer's numbers on its device,); () if nothing does."""
-    if is_on_cuda(optimizer) and "capturable" in optimizer.defaults:
-        return () if has_option(optimizer, "capturable") else ("capturable=True",)
-    return fused_option(optimizer)
-
-
-def scaling_option(optimizer):
-    """(what lets an optimizer skip a step on its device,); () if nothing does."""
-    option = fused_option(optimizer)
-    if option and is_on_cuda(optimizer) and "capturable" in optimizer.defaults:
-        return (f"{option[0]}, capturable=True",)
-    return option
-
-
-def fused_option(optimizer):
-    """(fused=True,) if that is what an optimizer lacks and can have."""
-    known = "fused" in optimizer.defaults and not has_option(optimizer, "fused")
-    if not known or not all(p.is_floating_point() for p in parameters_of(optimizer)):
+def helpful_option(optimizer, scaled):
+    """(what keeps an optimizer's numbers on its device, or if it is `scaled` lets it skip a step there,); () if nothing
+    does."""
+    groups = optimizer.param_groups
+    on_cuda, floats = is_on_cuda(optimizer), all(p.is_floating_point() for group in groups for p in group["params"])
+    lacking = {name for name in optimizer.defaults if not all(group.get(name) for group in groups)}
+    capturable = on_cuda and "capturable" in optimizer.defaults
+    if capturable and not scaled:
+        return ("capturable=True",) if "capturable" in lacking else ()
+    on_cpu_alone = type(optimizer) is torch.optim.Adagrad  # the fused kernel
+    if "fused" not in lacking or not floats or (on_cuda and on_cpu_alone):
         return ()
-    if type(optimizer) is torch.optim.Adagrad and is_on_cuda(optimizer):
-        return ()  # whose fused kernel is the CPU's alone
-    instead = any(group.get("foreach") for group in optimizer.param_groups)
-    return ("fused=True instead of foreach=True" if instead else "fused=True",)
-
-
-def has_option(optimizer, name):
-    """Is this option set for all parameters?"""
-    return all(group.get(name) for group in optimizer.param_groups)
+    option = "fused=True instead of foreach=True" if any(group.get("foreach") for group in groups) else "fused=True"
+    return (f"{option}, capturable=True" if capturable else option,)
 
 
 def is_on_cuda(optimizer):
     """Are there parameters on a GPU?"""
-    return any(p.is_cuda for p in parameters_of(optimizer))
-
-
-def parameters_of(optimizer):
-    """All parameters of an optimizer."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    return any(p.is_cuda for group in optimizer.param_groups for p in group["params"])

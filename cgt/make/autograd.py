@@ -1,10 +1,9 @@
 """Differentiable functions: what a forward saves, and its backward as a function of its own.
 
-A recorded call whose result requires grad leaves a graph of autograd's behind. Its edges to the outside
-are cut (`sinks` in the core), and what it saved is found by asking `Saved` objects, so that it can be
-run again for any later call: with the gradients of that call's results and the tensors which that call
-saved. Such a run is a function, `backward`, and is recorded like any other.
-"""
+A recorded call whose result requires grad leaves a graph of autograd's behind. Its edges to the outside are cut
+(`sinks` in the core), and what it saved is found by asking `Saved` objects, so that it can be run again for any later
+call: with the gradients of that call's results and the tensors which that call saved. Such a run is a function,
+`backward`, and is recorded like any other."""
 
 import functools
 import threading
@@ -17,7 +16,7 @@ from cgt_core import CUDA, FRESH, NONE, WRITES
 from ..data import Behind, Draft, Graph, Leaves, OutRow, Plan, SaveRow, Seen, State, maker_of, remember
 from ..run import tokens
 from ..run.observe import observe
-from ..run.taps import KEEPS, NOTHING, tap_states
+from ..run.taps import KEEPS, tap_states
 from ..words import errors
 from ..words.private import graph_task, may_donate
 from ..words.pytree import Flat
@@ -152,23 +151,17 @@ def cut(draft: Draft) -> None:
         one.tensor, one.leaves, one.at, one.like, one.shift = None, graph.leaves, at[id(base)], like, shift
 
 
-def find_spent(
-    graph: Graph | None, flat: Flat, copied: list[int], driver: int, parent: int, args: tuple
-) -> list[tuple[int, torch.Tensor]]:
+def find_spent(graph: Graph | None, flat: Flat, copied: list, driver: int, parent: int, args: tuple) -> list[tuple]:
     """[(index, tensor), ...]: arguments of a backward whose memory the recording can let go of. Results of the path
     that are read only through the graph, and copies of gradients (a tape lets go of those by itself)."""
     if graph is None or not args[0] or graph.leaves.late:
         return []
     copies = {id(flat.tensors[k]) for k in copied}
-    found = []
-    for at, t in find_dying(graph, args):
-        if id(t) in copies:
-            ours = driver == CUDA and at < graph.grads
-        else:
-            ours = core.path_proto(parent, t) is not None
-        if ours:
-            found.append((at, t))
-    return found
+
+    def is_ours(at, t):
+        return driver == CUDA and at < graph.grads if id(t) in copies else core.path_proto(parent, t) is not None
+
+    return [row for row in find_dying(graph, args) if is_ours(*row)]
 
 
 def find_dying(graph: Graph, args: tuple) -> list[tuple[int, torch.Tensor]]:
@@ -190,14 +183,6 @@ def tap_states_of(graph):
         functools.partial(tokens.see_get_state, seen),
         functools.partial(tokens.see_set_state, seen),
     )
-
-
-def tap_keeps_of(graph, spent):
-    """Autograd keeps the recorded graph, but each call's own is run once if that one is not kept; a compiled
-    backward may then write what the call saved, as in eager."""
-    if spent is False or not graph.donates:
-        return NOTHING
-    return KEEPS.to(lambda: graph_task() == core.sinks_task(graph.sinks), lambda *_: False)
 
 
 def own(grads, saved):
@@ -233,10 +218,13 @@ def backward_of(graph: Graph) -> Callable[..., tuple[torch.Tensor | None, ...]]:
         return own(core.sinks_take(graph.sinks, graph.flows), leaves[graph.grads :])
 
     def backward(spent, *leaves, changed=()):
-        over = functools.partial(trace.end_leaves, graph.leaves)
-        brackets = [tap_states_of(graph), tap_keeps_of(graph, spent), (lambda: None, over)]
+        brackets = [tap_states_of(graph), (lambda: None, functools.partial(trace.end_leaves, graph.leaves))]
+        # Autograd keeps the recorded graph, but each call's own is run once if that one is not kept; a compiled
+        # backward may then write what the call saved, as in eager.
+        if graph.donates and spent is not False:
+            brackets.append(KEEPS.to(lambda: graph_task() == core.sinks_task(graph.sinks), lambda *_: False))
         if hides:
             brackets.append((lambda: away(True), lambda: away(False)))
-        return core.holding(graph.lock, lambda: core.within(brackets, lambda: run(leaves, changed)))
+        return core.locked(graph.lock, lambda: core.within(brackets, lambda: run(leaves, changed)))
 
     return backward

@@ -1,7 +1,6 @@
 """From what a run showed to a node's rows: slots, outputs, gradients, places.
 
-Every function returns rows, or the sentence that says why there can be none, and changes nothing.
-"""
+Every function returns rows, or the sentence that says why there can be none, and changes nothing."""
 
 import collections
 import functools
@@ -16,13 +15,15 @@ from ..cuts import readout
 from ..data import Call, Changes, Draft, EffectRow, GradRow, Graph, Made, OutRow, Plan, Seen, SlotRow, Was
 from ..look import blinds, places
 from ..numbers import counters, live
+from ..run import views
 from ..run.observe import NO_LINE
 from ..words import errors, pytree, wrappers
 from ..words.private import creation_meta, gathered_in, is_gathered
-from . import moving, parts
+from . import moving
 
 MOVES = (core.COPIED, core.REBOUND)  # bindings of a slot that moves: its tensor may lie elsewhere at each call
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
+FIXED_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)
 
 
@@ -39,14 +40,18 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     if begun and seen.cuts.islands:  # a part that runs in between would meet it as it was
         return errors.changed_state(plan.flat.paths[begun[0]] + ".requires_grad")
     slots, paths, writes = describe_slots(plan, seen)
-    lost = next((paths[k] for k in seen.copied.copies if is_lost(plan, slots[k])), None)
+    pinned = [k for k in seen.copied.copies if plan.driver == core.HOST and slots[k].binding == core.PINNED]
+    # There a rescue gives a result of the path other memory: one that was pinned would be sought where it lay.
+    lost = next((paths[k] for k in pinned if core.path_proto(plan.parent, slots[k].example) is not None), None)
     if lost is not None:
         seen.again = True
         return errors.copied_and_written(lost)
-    reason = vet_backward(plan.graph, seen, [s.example for s in slots]) or vet_constants(out, plan)
+    reason = plan.graph and vet_backward(plan.graph, seen, [s.example for s in slots]) or vet_constants(out, plan)
     if reason is not None:
         return reason
-    near = by_storage(slots)
+    near = {}
+    for k, slot in enumerate(slots):
+        near.setdefault(core.storage_id(slot.example), []).append((k, slot.example, slot.binding))
     described = describe_outs(plan, seen, out, slots, near)
     if isinstance(described, str):
         return described
@@ -71,11 +76,6 @@ def vet_call(plan, seen, call):
     if not known.issuperset(seen.generators.given):
         return errors.new_generator()
     flat = plan.flat
-    classes = [kind for op, _, kind in flat.program if op == pytree.TENSOR]
-    # Tensors and plain values, themselves or in tuples, cannot change; but a tensor's class can.
-    fixed = all(op in (pytree.TENSOR, pytree.TUPLE, pytree.PLAIN) for op, _, _ in flat.program[:-1])
-    if fixed and not call.kwargs and classes == [type(t) for t in flat.tensors]:
-        return None
     try:
         again = pytree.flatten_call(call.args, call.kwargs, *call.state.opts.static, dict(flat.numbers))
     except errors.CgtError:  # which cannot be compared
@@ -118,13 +118,6 @@ def tensors_of(seen: Seen, result: object) -> tuple[torch.Tensor, ...]:
         return ()
 
 
-def is_lost(plan, slot):
-    """Would a slot's copy be made of where it lies today, although it is no longer there at a later call? On the host a
-    rescue gives a result of the path other memory; whatever else is pinned is where it was."""
-    pinned = slot.binding == core.PINNED and plan.driver == core.HOST
-    return pinned and core.path_proto(plan.parent, slot.example) is not None
-
-
 class SlotFacts(NamedTuple):
     """What is known of all slots before the first of them has a row."""
 
@@ -134,16 +127,16 @@ class SlotFacts(NamedTuple):
     begun: list  # as of begin_to_require
     first_of: dict  # id of an argument -> the first leaf that it is
     at: dict  # address -> how many tensors begin there
-    there: set  # ids of what a place holds: an argument among them must be that very tensor
 
 
 def describe_slots(plan, seen):
     """(a row per argument leaf, then one per reached tensor; their paths; which of them the run wrote)."""
     tensors, leaves, slots = plan.tensors, len(plan.flat.tensors), []
+    there = {id(p.want) for p in plan.places}  # an argument that is in a place must be that very tensor
     facts = SlotFacts(
         tensors, copied_with(plan, seen), counters.rows_of(seen), begin_to_require(plan),
         {id(t): k for k, t in reversed(list(enumerate(plan.flat.tensors)))},
-        collections.Counter(map(core.address, {id(t): t for t in tensors}.values())), {id(p.want) for p in plan.places},
+        collections.Counter(map(core.address, {id(t): t for t in tensors}.values())),
     )  # fmt: skip
     for k, t in enumerate(tensors):
         is_leaf = k < leaves
@@ -152,8 +145,7 @@ def describe_slots(plan, seen):
         binding = binding_of(plan, seen, facts, k, touched)
         copy, back = copies_of(seen, facts, k, binding)
         if is_leaf:
-            there = t if id(t) in facts.there else None
-            leaf, (kept, owner, _) = k, plan.also.get(id(t), (there, core.NONE, ()))
+            leaf, (kept, owner, _) = k, plan.also.get(id(t), (t if id(t) in there else None, core.NONE, ()))
             same, apart = identity_of(facts, k, binding) if plan.graph is None else (core.NONE, False)
         else:  # a gradient is found at the call, and nobody but its owner holds it
             leaf, kept, same, apart = core.NONE, t if owner == core.NONE else None, core.NONE, False
@@ -257,11 +249,8 @@ def copied_with(plan, seen):
     return copied | {id(tensors[k]): k for k in seen.copied.copies}
 
 
-def vet_backward(graph: Graph | None, seen: Seen, tensors: list[torch.Tensor]) -> str | None:
-    """A sentence if a recorded graph read a tensor that it was not given: another call's run would read
-    the recorded call's."""
-    if graph is None:
-        return None
+def vet_backward(graph: Graph, seen: Seen, tensors: list[torch.Tensor]) -> str | None:
+    """A sentence if a recorded graph read a tensor it was not given: another run would read that very one."""
     known = {core.storage_id(t) for t in (*tensors, *graph.loose)}
     read = {sid for sid, t in seen.touched.items() if t.numel()}
     # Code that could hand a kernel, which no op shows, what it kept itself.
@@ -271,11 +260,20 @@ def vet_backward(graph: Graph | None, seen: Seen, tensors: list[torch.Tensor]) -
     return errors.backward_reads(NO_LINE)
 
 
-def pending_in(seen: Seen, result: object, given: Collection[int] = ()) -> list[torch.Tensor]:
-    """The tensors of a result, each once, through which a later backward will go; but for those whose
-    id is among `given`."""
-    found = {id(t): t for t in tensors_of(seen, result) if id(t) not in given}
-    return [t for t in found.values() if parts.is_pending(seen, t)]
+def has_pending(seen: Seen, result: object) -> bool:
+    """Will a later backward go through a tensor of the result?"""
+    return any(is_pending(seen, t) for t in tensors_of(seen, result))
+
+
+def is_pending(seen, t):
+    """Does t require grad by a graph whose backward has not run inside the call? If one has, as far as the call made
+    the graph, its saved tensors are gone. Asks no hook for them: that of a checkpoint would compute them again."""
+    if not t.requires_grad or t.grad_fn is None:
+        return False
+    try:
+        return not core.graphs_freed([t], seen.run.since)
+    except RuntimeError:  # of a Python function
+        return False
 
 
 def vet_constants(out, plan):
@@ -292,14 +290,6 @@ def is_constant(obj: object) -> bool:
     if isinstance(obj, types.FunctionType):
         return not (obj.__closure__ or obj.__defaults__ or obj.__kwdefaults__)
     return isinstance(obj, (*CONSTANT_TYPES, types.BuiltinFunctionType))
-
-
-def by_storage(slots):
-    """{storage: [(slot, its tensor, binding), ...]}"""
-    near = {}
-    for k, slot in enumerate(slots):
-        near.setdefault(core.storage_id(slot.example), []).append((k, slot.example, slot.binding))
-    return near
 
 
 def slot_at(t: torch.Tensor, near: dict[int, list[tuple[int, torch.Tensor, int]]]) -> tuple[int, torch.Tensor | None]:
@@ -319,7 +309,7 @@ def describe_outs(plan, seen, out, slots, near):
     """(A row per tensor of the result, then hidden ones; {the latter's place: its tensor}); or a sentence."""
     by_id = {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
     results = [(path, t) for path, t in zip(out.paths, out.tensors, strict=True) if id(t) not in by_id]
-    made = parts.find(seen, results, near, slots)
+    made = find_views(seen, results, near, slots)
     if isinstance(made, str):
         return made
     outs, first_of, seen_ids = [], {}, {}
@@ -349,6 +339,36 @@ def describe_outs(plan, seen, out, slots, near):
     return outs, hidden
 
 
+def find_views(seen, results, near, slots):
+    """What autograd makes again: views of arguments, of other results, of what several of them are views of; or why a
+    replay could not. `results`: (path, tensor) of those that are no arguments. `near`, `slots`: as of Draft."""
+    roots = {id(t): t for _, t in results if type(t) is torch.Tensor and is_pending(seen, t)}
+    if not roots:
+        return views.find([], [])
+    given = {core.storage_id(t): near.get(core.storage_id(t), ()) for _, t in results}
+    shared = {k: t for k, t in roots.items() if given[core.storage_id(t)]}
+    slots = [slots[k] for rows in given.values() for k, *_ in rows] if shared else []
+    bases = [s.example for s in slots if may_be_base(seen, s)]
+    made = [t._base for k, t in roots.items() if t._base is not None and k not in shared]
+    times = collections.Counter(map(id, made))
+    several = {id(t): t for t in made if (times[id(t)] > 1 or id(t) in roots) and core.storage_id(t) in seen.made}
+    bases += [t for t in several.values() if is_pending(seen, t)]
+    found = views.find([t for k, t in roots.items() if k not in several], list({id(t): t for t in bases}.values()))
+    rest = {id(t): t for t in (*roots.values(), *several.values()) if id(t) not in found.numbers}
+    if not found.steps or (
+        views.are_right(found, list(roots.values()))
+        and not views.is_met(found, list(rest.values()), seen.run.since, roots)
+    ):
+        return found
+    return errors.odd_root(next(path for path, t in results if id(t) in found.numbers))
+
+
+def may_be_base(seen, slot):
+    """May a replay make a view of this slot's tensor: does it require grad from the start, and is it not written?"""
+    t = slot.example
+    return t.requires_grad and not slot.begins and slot.owner == core.NONE and core.storage_id(t) not in seen.written
+
+
 def ghost(t: torch.Tensor) -> torch.Tensor:
     """t's metadata over memory that nobody owns: a row must not keep the user's memory alive."""
     return core.view_like(core.fixed(t), t, core.address(t) - core.storage_address(t))
@@ -361,7 +381,7 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=core.N
         return errors.strange_output(path, type(t).__name__ + layout)
     if t.requires_grad and t.grad_fn is None:
         return errors.made_leaf(path)
-    root = parts.is_pending(seen, t)
+    root = is_pending(seen, t)
     if plan.driver == core.CUDA and not t.is_cuda:
         return errors.host_output(path)
     sid = core.storage_id(t)
@@ -372,7 +392,9 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=core.N
         k, _ = slot_at(leaf, near)
     if k != core.NONE or sid in seen.copied.buffers:
         shift = core.address(t) - core.address(base)
-        return errors.odd_root(path) if t.requires_grad else OutRow(core.VIEW, k, ghost(t), shift, creation_meta(t))
+        made = -1 - (core.version_counter(t) != core.version_counter(base))  # see out_view in the core
+        made = creation_meta(t) if t._base is (base if base._base is None else base._base) else made
+        return errors.odd_root(path) if t.requires_grad else OutRow(core.VIEW, k, ghost(t), shift, made)
     if sid not in seen.made:
         return errors.unknown_output(path)
     first = first_of.setdefault(sid, index)
@@ -395,7 +417,7 @@ def describe_grads(plan, seen, slots, near, outs, paths, identical):
         if slots[k].begins:
             sets.append(EffectRow(core.REQUIRES_GRAD, k))
         if now == before:
-            if plan.graph is None or (now and touches(seen, t)):
+            if plan.graph is None or (now and core.storage_id(t.grad) in seen.touched):
                 grads.append(GradRow(k, before == 0, was))
             continue
         grads.append(GradRow(k, before == 0, was))
@@ -512,7 +534,7 @@ def describe_put(known, place, at, j, value):
     row = all(op[0] == core.TENSOR for op in program[1:]) and program[0][0] == core.TUPLE
     make = tuple if row else functools.partial(pytree.unflatten, tuple(program))
     by = Made(make, parts, [number for _, number in flat.numbers])
-    return EffectRow(kind, core.NONE, place=at, by=by, times=1)
+    return EffectRow(kind, core.NONE, place=at, by=by, made=True)
 
 
 def put_output(known, place, t, leaf, is_read):
@@ -529,10 +551,14 @@ def put_output(known, place, t, leaf, is_read):
 def make_output(known, place, t):
     """See to it that this tensor is an output, known.output_of[id(t)]; or a sentence."""
     outs, index = known.outs, known.output_of
-    if type(t) is not torch.Tensor or parts.is_pending(known.seen, t):
+    if type(t) is not torch.Tensor or is_pending(known.seen, t):
         return errors.changed_state(place.path)
     if id(t) not in index:
-        row = hidden_row(known, place.path, t)
+        k = known.slot_of.get(id(t), core.NONE)
+        if k != core.NONE:
+            row = OutRow(core.INPUT, k, ghost(t))
+        else:
+            row = describe_tensor(known.plan, known.seen, place.path, t, known.near, known.first_of, len(outs))
         if isinstance(row, str):
             return row
         index[id(t)] = len(outs)
@@ -547,26 +573,11 @@ def make_output(known, place, t):
     return None
 
 
-def hidden_row(known, path, t):
-    """The row of a tensor that is no output so far, or why it cannot be one."""
-    k = known.slot_of.get(id(t), core.NONE)
-    if k != core.NONE:
-        return OutRow(core.INPUT, k, ghost(t))
-    return describe_tensor(known.plan, known.seen, path, t, known.near, known.first_of, len(known.outs))
-
-
 def is_fixed(value: object) -> bool:
     """Is this the same wherever it is?"""
     if type(value) is tuple or type(value) is torch.Size:
         return all(map(is_fixed, tuple.__iter__(value)))
-    return any(
-        type(value) is kind for kind in (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-    )
-
-
-def touches(seen, t):
-    """Did an op touch t's gradient?"""
-    return core.storage_id(t.grad) in seen.touched
+    return any(type(value) is kind for kind in FIXED_TYPES)
 
 
 def memory_of(t: torch.Tensor) -> tuple[int, int | torch.SymInt, torch.Size]:
@@ -601,10 +612,9 @@ def vet_changes(plan: Plan, ran: set[types.CodeType]) -> str | None:
     changed = places.find_grown(plan.found.sizes)
     if changed is None:
         begun = {id(plan.flat.tensors[k]) for k in begin_to_require(plan)}
-        other = [
-            path for path, t, was in slots_before(plan) if grads_of(t)[id(t) in begun :] != was.grads[id(t) in begun :]
-        ]
-        changed = other[0] + ".requires_grad, or a hook of it," if other else None
+        for path, t, was in slots_before(plan):
+            if grads_of(t)[id(t) in begun :] != was.grads[id(t) in begun :]:
+                changed = path + ".requires_grad, or a hook of it,"
     if changed is None and core.ambient() != plan.ambient:
         changed = "a mode or setting of torch"
     return changed and errors.changed_state(changed)

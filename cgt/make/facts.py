@@ -1,7 +1,7 @@
 """What an op is, before it runs: facts of its schema, once for each op, and questions about it with these arguments.
-Nothing here changes anything."""
+Nothing here changes anything. `call`: an ops.OpCall."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -119,45 +119,45 @@ def seeds_on_host(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tenso
     return [t.cpu() if id(t) in wrong else t for t in tensors_in(kwargs.values(), tensors_in(args, []))]
 
 
-def written_by(
-    op: OpOverload, facts: OpFacts, args: tuple, kwargs: dict, inputs: list[torch.Tensor]
-) -> list[torch.Tensor]:
+def written_by(call: Any) -> list[torch.Tensor]:
     """The tensors that the op writes, by its schema or, where that is silent, by what we know of it."""
-    written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
+    args, facts = call.args, call.facts
+    written = [args[k] if k < len(args) else call.kwargs.get(name) for k, name in facts.writes]
     if facts.packet in SILENT_WRITES and args[5]:  # training
         written += args[3:5]
-    elif facts.namespace == "fsdp" and op.name() == GATHERS:
+    elif facts.namespace == "fsdp" and call.op.name() == GATHERS:
         written.append(args[1])
     elif facts.namespace == "c10d":
-        written += inputs
+        written += call.inputs
     return tensors_in(written, [])
 
 
-def is_dynamic(facts: OpFacts, inputs: list[torch.Tensor]) -> bool:
+def is_dynamic(call: Any) -> bool:
     """Does the shape of an op's result depend on values?"""
-    if facts.packet in apart.KNOWN and any(t.is_cuda for t in inputs):
+    packet, inputs = call.facts.packet, call.inputs
+    if packet in apart.KNOWN and any(t.is_cuda for t in inputs):
         return False
-    return facts.dynamic and (facts.packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:]))
+    return call.facts.dynamic and (packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:]))
 
 
-def brings_to_gpu(facts: OpFacts, kwargs: dict, inputs: list[torch.Tensor]) -> bool:
+def brings_to_gpu(call: Any) -> bool:
     """Does an op in a capture need memory of the host's on the GPU? A number is an argument of a kernel, mostly; where
     a mask says what it replaces, too (PyTorch fills then, and else counts the mask's elements); and what has to do with
     the host alone runs there and then."""
-    moves = facts.moves and not (facts.packet in INDEX_PUT and any(t.dtype == torch.bool for t in inputs[1:-1]))
-    return not is_hosts(kwargs, inputs) and any(t.dim() or moves for t in inputs if not t.is_cuda)
+    fills_in = call.facts.packet in INDEX_PUT and any(t.dtype == torch.bool for t in call.inputs[1:-1])
+    moves = call.facts.moves and not fills_in
+    return not is_hosts(call) and any(t.dim() or moves for t in call.inputs if not t.is_cuda)
 
 
-def is_hosts(kwargs: dict, inputs: list[torch.Tensor]) -> bool:
+def is_hosts(call: Any) -> bool:
     """Has an op to do with the host alone?"""
-    return not any(t.is_cuda for t in inputs) and torch.device(kwargs.get("device") or "cpu").type == "cpu"
+    return not any(t.is_cuda for t in call.inputs) and torch.device(call.kwargs.get("device") or "cpu").type == "cpu"
 
 
-def is_to_host(inputs: list[torch.Tensor], kwargs: dict) -> bool:
+def is_to_host(call: Any) -> bool:
     """Does an op with these arguments copy from the GPU to the host?"""
-    if kwargs.get("device") is None or torch.device(kwargs["device"]).type != "cpu":
-        return False
-    return any(t.is_cuda for t in inputs)
+    to = call.kwargs.get("device")
+    return to is not None and torch.device(to).type == "cpu" and any(t.is_cuda for t in call.inputs)
 
 
 def odd_kind(tensors: Iterable[torch.Tensor]) -> str | None:
@@ -187,37 +187,34 @@ def is_guarded(seen: Seen, t: torch.Tensor) -> bool:
     return sid in seen.constants.memory or not t.numel() or compared
 
 
-def is_alias_made(seen: Seen, args: tuple, inputs: list[torch.Tensor]) -> bool:
+def is_alias_made(seen: Seen, call: Any) -> bool:
     """Is this how C++ makes a tensor over a storage: set_ of an empty one that the call made? cuDNN's recurrent layers
     take their weights so. (A tape has no place for a storage.)"""
-    return (
-        seen.run.driver == CUDA and len(args) > 1 and len(inputs) == 1 and inputs[0].is_cuda and not inputs[0].numel()
-        and core.storage_id(inputs[0]) in seen.made
-    )  # fmt: skip
+    if seen.run.driver != CUDA or len(call.args) < 2 or len(call.inputs) != 1:
+        return False
+    (t,) = call.inputs
+    return t.is_cuda and not t.numel() and core.storage_id(t) in seen.made
 
 
-def is_aside(
-    seen: Seen, facts: OpFacts, kwargs: dict, inputs: list[torch.Tensor], written: Sequence[torch.Tensor]
-) -> bool:
+def is_aside(seen: Seen, call: Any) -> bool:
     """Is this an op of the host's in a function on the GPU that draws random numbers, or works on such? It runs for
     real while the function is recorded, and a replay runs it beside the graph."""
-    if seen.run.graph is not None or seen.cuts.bodies or written or facts.namespace not in constants.KNOWN:
+    if seen.run.graph is not None or seen.cuts.bodies or call.written or call.facts.namespace not in constants.KNOWN:
         return False
-    if not is_hosts(kwargs, inputs):
+    if not is_hosts(call):
         return False
-    draws = facts.draws and kwargs.get("generator") is None
-    mine = [t for t in inputs if core.storage_id(t) not in seen.host.drawn]
+    draws = call.facts.draws and call.generator is None
+    mine = [t for t in call.inputs if core.storage_id(t) not in seen.host.drawn]
     fit = all(core.storage_id(t) in seen.constants.memory or (not t.dim() and is_guarded(seen, t)) for t in mine)
-    return fit and (draws or len(mine) < len(inputs))
+    return fit and (draws or len(mine) < len(call.inputs))
 
 
-def noted(seen: Seen, op: OpOverload, args: tuple, kwargs: dict) -> NotedOp:
+def noted(seen: Seen, call: Any) -> NotedOp:
     """The op, to be compared with that of another run."""
     live_at = {(k, part) for k, part, _ in core.numbers_of_op()}
-    operands = [told_operand(x, (k, NONE) in live_at or (k, 0) in live_at) for k, x in enumerate(args)]
-    return NotedOp(
-        str(op), user_line(seen), (*operands, *(f"{name}={told_operand(x, False)}" for name, x in kwargs.items()))
-    )
+    operands = [told_operand(x, (k, NONE) in live_at or (k, 0) in live_at) for k, x in enumerate(call.args)]
+    operands += [f"{name}={told_operand(x, False)}" for name, x in call.kwargs.items()]
+    return NotedOp(str(call.op), user_line(seen), tuple(operands))
 
 
 def told_operand(x, is_live):
@@ -230,12 +227,12 @@ def told_operand(x, is_live):
     return str(x) if type(x) is not torch.Generator else "generator"
 
 
-def counts_inside(op: OpOverload, args: tuple, kwargs: dict, numbers: Sequence) -> bool:
+def counts_inside(call: Any) -> bool:
     """Of an op that counts from the start of the storage: does its tensor begin there, and hold all that it comes to?
-    So does a copy of it then. `numbers`: those of its arguments that are live."""
-    given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+    So does a copy of it then."""
+    given = dict(zip((a.name for a in call.op._schema.arguments), call.args, strict=False)) | call.kwargs
     t, size = given.get("self", given.get("a")), given.get("size", ())  # prims say a
-    if t is None or numbers or "stride" not in given:
+    if t is None or call.numbers or "stride" not in given:
         return False
     steps = zip(size, given["stride"], strict=True)
     end = (given.get("storage_offset") or 0) + sum((n - 1) * step for n, step in steps)

@@ -31,7 +31,7 @@ def feeds(seen, call, t):
         return t.dtype == torch.int64 and call.inputs[0].is_cuda
     given = call.kwargs.get("dtype")
     to = core.dtype_of(given) if given is not None else call.inputs[0].dtype if call.written else t.dtype
-    return call.facts.copies and not is_hosts(call.kwargs, call.inputs) and (to == t.dtype or to.is_floating_point)
+    return call.facts.copies and not is_hosts(call) and (to == t.dtype or to.is_floating_point)
 
 
 def may_use(seen: Seen, call: Any, t: torch.Tensor) -> bool:
@@ -50,7 +50,7 @@ def may_use(seen: Seen, call: Any, t: torch.Tensor) -> bool:
 
 def is_view(seen: Seen, call: Any) -> bool:
     """Is this a view, on the host, of what may be fed? It stays there."""
-    return seen.run.driver == CUDA and call.facts.views and is_hosts(call.kwargs, call.inputs)
+    return seen.run.driver == CUDA and call.facts.views and is_hosts(call)
 
 
 def helps(seen: Seen, t: torch.Tensor) -> bool:
@@ -73,6 +73,5 @@ def wait_for(seen: Seen, call: Any) -> None:
     lets_go = call.kwargs.get("non_blocking") or (call.facts.packet == "copy_" and len(call.args) > 2 and call.args[2])
     for t in call.inputs if observe.is_capture(seen) and not lets_go else ():
         for row in seen.copied.swaps.get(core.storage_id(t), ()) if t.is_cpu else ():
-            core.feed_waits(
-                next(copy for k, copy in seen.copied.copies.items() if seen.run.plan.tensors[k] is row.leaf)
-            )
+            copies = seen.copied.copies.items()
+            core.feed_waits(next(copy for k, copy in copies if seen.run.plan.tensors[k] is row.leaf))

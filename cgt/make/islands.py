@@ -6,9 +6,8 @@ there is written back; what it returns comes into memory of the recording by a c
 anyway. What it changes that the rest reads is guarded once more behind it.
 
 It runs once per call. Where the call turns out to go another way than the recording, or nothing can be recorded, the
-jitted function runs from the top, eagerly, and the part is answered with what it returned. So what comes before it
-may happen twice, and it stands on the terms of a read.
-"""
+jitted function runs from the top, eagerly, and the part is answered with what it returned. So what comes before it may
+happen twice, and it stands on the terms of a read."""
 
 import functools
 import itertools
@@ -110,10 +109,9 @@ def meet(seen, call, function, args, kwargs):
     counters.end(seen)
     live.settle_all(seen)
     moving.take_blinds_away(seen)
+    args, kwargs = _pytree.tree_map(standins.settle, (args, kwargs))
     leaves, spec = _pytree.tree_flatten((args, kwargs))
-    leaves = list(map(standins.settle, leaves))
-    args, kwargs = _pytree.tree_unflatten(leaves, spec)
-    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+    tensors = tensors_of(leaves)
     for t in tensors:
         observe.touch(seen, t)
     why = "behind_changes" if has_changed(seen.run.plan) else vet(seen, tensors)  # a replay changes things at its end
@@ -144,11 +142,8 @@ def vet(seen, tensors):
 
 
 def vet_tensors(seen, tensors):
-    if any(
-        t.device != torch.device("cuda", seen.run.device) if seen.run.driver == CUDA else t.is_cuda
-        for t in tensors
-        if t.numel()
-    ):
+    home = torch.device("cuda", seen.run.device) if seen.run.driver == CUDA else torch.device("cpu")
+    if any(t.device != home and (home.type == "cuda" or t.is_cuda) for t in tensors if t.numel()):
         return "elsewhere"
     if not all(core.is_plain(t) and t.layout == torch.strided for t in tensors):
         return "odd"
@@ -158,21 +153,19 @@ def vet_tensors(seen, tensors):
 def vet_result(seen, result, given):
     """Why no recording can hold what the part returned, or None."""
     leaves, tensors = _pytree.tree_leaves(result), tensors_of(result)
-    memory = {core.storage_id(t) for t in given if isinstance(t, torch.Tensor)}
-    if any(core.storage_id(t) in memory for t in tensors):
+    if not set(map(core.storage_id, tensors)).isdisjoint(map(core.storage_id, tensors_of(given))):
         return "returns_arguments"
     if not all(isinstance(x, torch.Tensor) or type(x) in PLAIN_TYPES for x in leaves):
         return "returns_objects"
     return vet_tensors(seen, tensors)
 
 
-def tensors_of(result):
-    return [t for t in _pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+def tensors_of(tree):
+    return [t for t in _pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def has_changed(plan):
-    """Is something that guards compare, or that the call is known to store, not what it was when the recording
-    began?"""
+    """Is what guards compare, or what the call is known to store, not what it was when the recording began?"""
     if plan is None:
         return False
     stored = not all(places.is_as_found(put.place) for put in plan.found.kept)
@@ -186,9 +179,16 @@ def beside(seen, body):
     if drawn is not None:
         observe.refuse(seen, drawn)
     started = set(seen.code.started)
-    gpu = seen.run.driver == CUDA and not observe.is_capture(seen)  # a capture refuses by itself to draw
+    generators = [torch.default_generator]
+    if seen.run.driver == CUDA and not observe.is_capture(seen):  # which refuses by itself to draw
+        generators.append(torch.cuda.default_generators[seen.run.device])
+
+    def watched():
+        before = [g.get_state() for g in generators]
+        return body(), not all(map(torch.equal, before, [g.get_state() for g in generators]))
+
     try:
-        result, drew = paused(lambda: watched(body, seen.run.device if gpu else -1))
+        result, drew = paused(watched)
     finally:
         seen.code.started.intersection_update(started)
         look_again()
@@ -203,14 +203,6 @@ def paused(body: Callable[[], T]) -> T:
     return core.within([(functools.partial(core.pause, 1), functools.partial(core.pause, -1))], body)
 
 
-def watched(body, device):
-    """(body(), did torch's generators move meanwhile, the host's and, if it is a GPU, the device's?)"""
-    generators = [torch.default_generator, *([torch.cuda.default_generators[device]] if device >= 0 else [])]
-    before = [g.get_state() for g in generators]
-    result = body()
-    return result, not all(map(torch.equal, before, [g.get_state() for g in generators]))
-
-
 def record(seen, call, function, leaves, spec, line):
     """End a segment that leaves the arguments in memory of the part's own, run the function behind it, and bring what
     it returned into memory of the recording."""
@@ -218,9 +210,8 @@ def record(seen, call, function, leaves, spec, line):
     once = functools.cache(lambda k: bring_out(seen, leaves[k]))  # what is one tensor stays one
     first = {id(x): k for k, x in reversed(list(enumerate(leaves)))}
     given = [once(first[id(x)]) if isinstance(x, torch.Tensor) else x for x in leaves]
-    alike = [isinstance(x, torch.Tensor) and is_cloned_alike(x) for x in given]
     is_flat = spec == _pytree.tree_structure((tuple(given), {}))
-    island = Island(function, given, alike, spec, is_flat, line, not seen.cuts.islands, [], [])
+    island = Island(function, given, spec, is_flat, line, not seen.cuts.islands, [], [])
     seen.cuts.islands.append((island, call))
     seen.alive.objects.append(island)
     real = functools.partial(constants.for_real, seen) if observe.is_capture(seen) else lambda body: body()
@@ -235,7 +226,7 @@ def record(seen, call, function, leaves, spec, line):
             bring_back(leaves, seen.cuts.answers[-1])
         raise
     finally:
-        for sid in seen.blank.keys() - known | {core.storage_id(x) for x in leaves if isinstance(x, torch.Tensor)}:
+        for sid in (seen.blank.keys() - known).union(map(core.storage_id, tensors_of(leaves))):
             seen.blank.pop(sid, None)  # it may have filled it
         if observe.is_capture(seen) and len(seen.cuts.answers) > before:
             note_changes(seen)
@@ -249,9 +240,12 @@ def record(seen, call, function, leaves, spec, line):
         return done.result
     for k, *_ in done.written:
         slim(leaves[k]).copy_(slim(island.leaves[k]))
-    came = real(lambda: paused(lambda: came_of(done)))
-    island.came.append(came)
-    return unflatten([bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in came.leaves], came.structure)
+    made, structure = flatten(done.result)
+    detached = lambda: [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in made]  # noqa: E731
+    mine = real(lambda: paused(detached))
+    island.came.append(Came(mine, structure, {k for k, *_ in done.written}))
+    brought = [bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in mine]
+    return brought[0] if structure is None else _pytree.tree_unflatten(brought, structure)
 
 
 def note_changes(seen):
@@ -260,9 +254,8 @@ def note_changes(seen):
     singles, more = places.differing(plan.places, describe.is_guarded_as)
     wrote = any(core.version_of(t) != was.version for t, was in zip(tensors, plan.was, strict=True))
     graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())
-    seen.cuts.answers[-1] = seen.cuts.answers[-1]._replace(
-        changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded
-    )
+    changes = list(map(places.as_now, singles))
+    seen.cuts.answers[-1] = seen.cuts.answers[-1]._replace(changes=changes, unsafe=more or wrote or graded)
     accept(seen.run.before)
 
 
@@ -289,10 +282,8 @@ def vet_parts(function: Callable[..., object], plan: Plan, seen: Seen) -> str | 
 
 def told(seen: Seen) -> list[str]:
     """[what runs eagerly, and where]"""
-    parts = [(island.function.__qualname__, island.line) for island, _ in seen.cuts.islands] + [
-        (str(part.op), part.line) for part in seen.cuts.apart
-    ]
-    return [f"{name} at {line}" for name, line in parts]
+    parts = [f"{island.function.__qualname__} at {island.line}" for island, _ in seen.cuts.islands]
+    return parts + [f"{part.op} at {part.line}" for part in seen.cuts.apart]
 
 
 class Came(NamedTuple):
@@ -308,7 +299,6 @@ class Island(NamedTuple):
 
     function: Callable[..., object]
     leaves: list  # of its arguments
-    alike: list  # of each: does a clone do?
     spec: Any  # their structure
     is_flat: bool  # there are no keywords and no containers among these
     line: str
@@ -344,7 +334,7 @@ class Island(NamedTuple):
 def run(island, answers, settled=None):
     """Call the function with copies of its arguments: (the Answer, which comes to `answers`, too; the copies).
     `settled()`: wait for these."""
-    copies = {id(x): x.clone() if alike else copied(x) for x, alike in zip(island.leaves, island.alike, strict=True)}
+    copies = {id(x): copied(x) for x in island.leaves}
     given = [copies[id(x)] for x in island.leaves]
     tensors = {id(t): (k, t) for k, t in reversed(list(enumerate(given))) if isinstance(t, torch.Tensor)}.values()
     before = {k: core.version_of(t) for k, t in tensors}
@@ -378,13 +368,6 @@ def bring_back(leaves, done):
             torch.autograd.graph.increment_version([leaves[k]] * (n - 1))
 
 
-def came_of(done):
-    """What it did, as far as the recording depends on it."""
-    leaves, structure = flatten(done.result)
-    mine = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
-    return Came(mine, structure, {k for k, *_ in done.written})
-
-
 def takes(island, done):
     """Bring what it returned to where the recording reads it, if it is like what was recorded."""
     (came,), (leaves, structure) = island.came, flatten(done.result)
@@ -398,19 +381,10 @@ def takes(island, done):
 
 
 def flatten(result):
-    """(leaves, structure) of what a part returned; None is that of a leaf."""
+    """(leaves, structure) of what a part returned; None is that of a leaf, as a torch.Size is one."""
     if isinstance(result, torch.Tensor) or type(result) in PLAIN_TYPES:
         return [result], None
     return _pytree.tree_flatten(result)
-
-
-def unflatten(leaves, structure):
-    return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
-
-
-def is_cloned_alike(t):
-    """Has a clone of t its layout, alignment, and a version?"""
-    return not t.is_inference() and t.is_contiguous() and core.address(t) % options.ALIGN[t.device.type] == 0
 
 
 def copied(t):
@@ -418,6 +392,8 @@ def copied(t):
     whether it was written."""
     if not isinstance(t, torch.Tensor):
         return t
+    if not t.is_inference() and t.is_contiguous() and core.address(t) % options.ALIGN[t.device.type] == 0:
+        return t.clone()
 
     def make():
         room = observe.buffer_for(t, inference=False)

@@ -5,9 +5,8 @@ is not looked at.
 
 Which numbers they are is told when the function has run, by the bytecode of all code that ran (flow.py): each mention
 of the place's name in it must be an advance. An attribute is told by its name alone, so code that reads another
-object's attribute of that name keeps it from being one, as do vars(self) and its kin. How often the call advanced it
-follows from what it held before and after: of whole numbers that are counted up and down the difference is all there is
-to know; else there must be one operation, whose number of times is found by doing it."""
+object's attribute of that name keeps it from being one, as do vars(self) and its kin. They are whole numbers, counted
+up and down by such: by how much is the difference of what was there before and after. Others are live (live.py)."""
 
 import abc
 import copy
@@ -22,10 +21,10 @@ import sys
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST_ITEM, LIST_LEN, MINUS, NONE, OVER, PLUS, TIMES, TYPE_ATTR
+from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST_ITEM, LIST_LEN, NONE, TYPE_ATTR
 
 from ..cuts import readout
 from ..data import EffectRow, Plan, Seen, State
@@ -39,18 +38,8 @@ from ..run.observe import NOT_USER_CODE
 from ..run.taps import READS_RATES
 from ..words import errors, pytree
 
-MOST_TIMES = 1024  # in one call
-NEITHER = object()
-
-
-class Advance(NamedTuple):
-    """For messages: what a call does to a place."""
-
-    path: str
-    op: str
-    by: Any
-    times: int
-    lines: tuple
+FLAGS = (True, False, None)  # what tells one of a few ways to go
+NOBODY = object()
 
 
 class Code(NamedTuple):
@@ -61,9 +50,7 @@ class Code(NamedTuple):
     opens: str | None  # see flow.Moves
 
 
-def find(
-    found: list[Place], owners: dict[int, object], ran: set[types.CodeType], seen: Seen
-) -> dict[int, EffectRow | None]:
+def find(found: list[Place], owners: dict, ran: set[types.CodeType], seen: Seen) -> dict[int, EffectRow | None]:
     """{position of a place: EffectRow; or None, where this run did not come to it}, of those that the code of `ran`
     advances and does nothing else to."""
     known = code_of(ran)
@@ -74,15 +61,16 @@ def find(
         holders.setdefault(id(p.want), []).append(p)
     rows, beside = {}, [moves_of(code) for code in disturbers(seen.code.beside, known.advances)]
     for k, place in enumerate(found):
-        if not is_number(place.want):
+        if type(place.want) is not int:
             continue
         names = names_of(place, owners, holders, known)
         advances = [advance for name in names for advance in known.advances.get(name, ())]
         if not advances or any(name in known.others for name in names):
             continue
-        row = row_of(k, place.want, value_at(place), advances)
-        if row is not NEITHER and (row is None or not any(stores(beside, name) for name in names)):
-            rows[k] = row
+        now = value_at(place)
+        if type(now) is int and (now == place.want or not any(stores(beside, name) for name in names)):
+            by = now - place.want
+            rows[k] = EffectRow(ADVANCES, NONE, place=k, by=by) if by else None
     return rows
 
 
@@ -115,20 +103,15 @@ def find_puts(
 def find_flags(plan: Plan, known: set[int]) -> list[int]:
     """Positions of places, but for those that are `known`, in which the run left another flag than it found, as
     `model.train()` does. The recording is for the one, and a replay stores the other."""
-    return [k for k, place in enumerate(plan.places) if k not in known and is_flag_flipped(place, plan.found.owners)]
-
-
-def is_flag_flipped(place, owners):
-    """Does the place hold another flag than it did, which no setter of the user's is told of?"""
-    if place.kind not in (DICT_ITEM, CELL) or not is_flag(place.want):
-        return False
-    now, owner = value_at(place), owners.get(id(place.home))
-    return now is not place.want and is_flag(now) and (owner is None or is_bare(owner, place.key))
-
-
-def is_flag(value):
-    """Does this tell one of a few ways to go?"""
-    return value is None or type(value) is bool
+    flipped = []
+    for k, place in enumerate(plan.places):
+        if k in known or place.kind not in (DICT_ITEM, CELL) or not is_one(place.want, FLAGS):
+            continue
+        now, owner = value_at(place), plan.found.owners.get(id(place.home))
+        # No setter of the user's is told of it.
+        if now is not place.want and is_one(now, FLAGS) and (owner is None or is_bare(owner, place.key)):
+            flipped.append(k)
+    return flipped
 
 
 def stores(moves, name):
@@ -137,12 +120,7 @@ def stores(moves, name):
     return any(name in one.stores or (name[0] == ENTRY and name[1][0] in one.others) for one in moves)
 
 
-def is_number(value):
-    return type(value) is int or type(value) is float  # not `in`: that is a metaclass's __eq__
-
-
 def code_of(ran):
-    """Code of these code objects."""
     advances, others, opens = {}, {}, None
     for advance in (advance for code in ran for advance in advances_of(code)):
         advances.setdefault(advance[:2], []).append(advance)
@@ -175,8 +153,7 @@ def keeper(ran: set[types.CodeType]) -> Callable[[str, str, object, object], str
 
 
 def summed(found: list[Place], owners: dict[int, object], ran: set[types.CodeType], positions: list[int]) -> list[int]:
-    """Those of these places that the code of `ran` reads for sums alone, of which the result comes there again
-    (flow.py)."""
+    """Those of these places that this code reads for sums alone, whose result comes there again (flow.py)."""
     holders, known = {id(p.want): [p] for p in found}, Code({}, {}, None)
     names = {k: [name for name in names_of(found[k], owners, holders, known) if name[0] != ENTRY] for k in positions}
     moves = [moves_of(code) for code in disturbers(ran, [name for found in names.values() for name in found])]
@@ -187,7 +164,7 @@ def summed(found: list[Place], owners: dict[int, object], ran: set[types.CodeTyp
 
 def names_of(place, owners, holders, known):
     """All (where, name) by which code can come to the place; [] if there may be more."""
-    home, key, owner = place.home, place.key, owners.get(id(place.home), NEITHER)
+    home, key, owner = place.home, place.key, owners.get(id(place.home), NOBODY)
     if place.kind == CELL:
         return [(VARIABLE, place.path)]
     if place.kind == ATTR:
@@ -195,12 +172,12 @@ def names_of(place, owners, holders, known):
     if owner is None or place.kind not in (DICT_ITEM, LIST_ITEM):
         return []
     is_scope = place.kind == DICT_ITEM and "__builtins__" in home
-    if owner is NEITHER and not is_scope:
+    if owner is NOBODY and not is_scope:
         return entry_names(place, owners, holders, known)
     if type(key) is not str or id(home) in holders:
         return []
     if is_scope:
-        return [(GLOBAL, key), (ATTRIBUTE, key)] if owner is NEITHER or type(owner) is types.ModuleType else []
+        return [(GLOBAL, key), (ATTRIBUTE, key)] if owner is NOBODY or type(owner) is types.ModuleType else []
     return [(ATTRIBUTE, key)] if is_bare(owner, key) else []
 
 
@@ -212,16 +189,14 @@ def line_of(place: Place, ran: set[types.CodeType]) -> str | None:
     return next((line for others in users for name, line in others.items() if is_of(name, place)), None)
 
 
-def told(plan: Plan, ran: set[types.CodeType]) -> list[Advance]:
-    """[Advance], for messages: what a replay of the plan's recording does to places."""
-    known = code_of(ran)
-    rows = [(plan.places[k], row) for k, row in plan.changes.moving.items() if row is not None]
-    lines = {
-        p.path: [a.line for name, found in known.advances.items() if is_of(name, p) for a in found] for p, _ in rows
-    }
-    numbers = [Advance(p.path, SIGNS[row.op], row.by, row.times, tuple(lines[p.path])) for p, row in rows]
-    came = [(put.place.path, "append" if put.place.kind == LIST_LEN else "=") for put, _ in plan.changes.puts]
-    return numbers + [Advance(path, sign, None, 1, ()) for path, sign in came]
+def told(plan: Plan, ran: set[types.CodeType]) -> list[str]:
+    """What a replay of the plan's recording does to places, for messages."""
+    known, texts = code_of(ran), []
+    for place, row in ((plan.places[k], row) for k, row in plan.changes.moving.items() if row is not None):
+        lines = {a.line for name, found in known.advances.items() if is_of(name, place) for a in found}
+        texts.append(f"advances {place.path} by {row.by} at {', '.join(sorted(lines))}")
+    came = [put.place for put, _ in plan.changes.puts]
+    return texts + [f"{'appends to' if place.kind == LIST_LEN else 'stores'} {place.path}" for place in came]
 
 
 def is_of(name, place):
@@ -231,8 +206,7 @@ def is_of(name, place):
 
 
 def entry_names(place, owners, holders, known):
-    """The same of an entry, which counts where all code asks the container for constant entries alone, and finds it at
-    one place."""
+    """The same of an entry, where all code asks the container for constant entries alone, found at one place."""
     home, key, held = place.home, place.key, holders.get(id(place.home), ())
     if not (type(home) is dict or type(home) is list) or not places.is_simple(key) or len(held) != 1:
         return []
@@ -258,13 +232,11 @@ def is_bare(owner, name):
 
 
 def is_known(cls):
-    """Does nobody but Python code read objects of this class? (repr() of a SimpleNamespace does, and C code of
-    others.)"""
+    """Does Python code alone read objects of this class? (repr() of a SimpleNamespace, C of others do, too.)"""
     if is_one(cls, PLAIN_BASES) or derives(cls, (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler)):
         return True
-    return not is_ambient(MODULE_OF(cls)) and not any(
-        is_one(type(raw), COMPILED) for raw in CLASS_DICT_OF(cls).values()
-    )
+    compiled = (is_one(type(raw), COMPILED) for raw in CLASS_DICT_OF(cls).values())
+    return not is_ambient(MODULE_OF(cls)) and not any(compiled)
 
 
 def is_one(thing, things):
@@ -297,46 +269,6 @@ def class_guards(found: list[Place], owners: dict[int, object], positions: list[
     return list(guards.values())
 
 
-def row_of(at, before, after, advances):
-    """The EffectRow that leads from the one number to the other; None: they are the same; NEITHER: it is not clear."""
-    whole = all(type(a.by) is int and a.op != "/" for a in advances)
-    if type(after) is not type(before) or (type(before) is int and not whole):
-        return NEITHER
-    if type(before) is int and all(a.op in "+-" for a in advances):
-        return EffectRow(ADVANCES, NONE, place=at, op=PLUS, by=after - before, times=1) if after != before else None
-    op, by = advances[0].op, advances[0].by
-    if any(a.op != op or not is_same(a.by, by) for a in advances):
-        return NEITHER
-    times = count(before, after, lambda x: OPERATIONS[op][1](x, by))
-    if times is None:
-        return NEITHER
-    return EffectRow(ADVANCES, NONE, place=at, op=OPERATIONS[op][0], by=by, times=times) if times else None
-
-
-def count(before, after, function):
-    """How often the function leads from the one number to the other; None: not at all, or it cannot be told. An
-    operation with a constant keeps or turns the order of numbers, so what comes again does so at once or every other
-    time."""
-    times = 0
-    while not is_same(before, after):
-        times += 1
-        if times > MOST_TIMES:
-            return None
-        before = function(before)
-    once = function(after)
-    return None if is_same(once, after) or is_same(function(once), after) else times
-
-
-def is_same(a, b):
-    """Are these the same number of the same type, bit for bit?"""
-    return type(a) is type(b) and repr(a) == repr(b)
-
-
-OPERATIONS = {
-    "+": (PLUS, operator.add), "-": (MINUS, operator.sub), "*": (TIMES, operator.mul),
-    "/": (OVER, operator.truediv),
-}  # fmt: skip
-SIGNS = {number: sign for sign, (number, _) in OPERATIONS.items()}
 SETTERS = (object.__setattr__, torch.nn.Module.__setattr__)
 PLAIN_TYPES = (int, float, bool, type(None), types.MemberDescriptorType)  # what a class may have under the name
 COMPILED = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
@@ -387,7 +319,6 @@ def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
         return None
     state.learnt.moves.followed.update(names)
     state.learnt.moves.replaced.update(names)
-    seen.again = True
     return errors.grows(grown[0]) if grown else errors.follows(names[0])
 
 
@@ -442,11 +373,8 @@ def counted(state: State, ran: set[types.CodeType]) -> set[types.CodeType]:
 
 def learn_looked(state: State, seen: Seen) -> str | None:
     """A sentence if the run looked at what was hidden from it, or None."""
-    if not seen.code.looked:
-        return None
     state.learnt.moves.hidden.update(dict.fromkeys(seen.code.looked, False))
-    seen.again = True
-    return errors.changed_state(min(seen.code.looked))
+    return errors.changed_state(min(seen.code.looked)) if seen.code.looked else None
 
 
 def learn_hidden(state: State, plan: Plan, seen: Seen) -> str | None:
@@ -461,5 +389,4 @@ def learn_hidden(state: State, plan: Plan, seen: Seen) -> str | None:
     if not names or any(map(blinds.tells_apart, users)):
         return None
     known.update(dict.fromkeys(names, True))
-    seen.again = True
     return errors.follows(names[0])

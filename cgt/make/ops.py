@@ -1,8 +1,7 @@
 """An op of a run: what is asked and done in front of it, how it runs, and what is noted behind it.
 
 The observer calls `see_op` in the op's place. Its watchers are asked one after another; the order is part of what they
-mean, and each row says why it stands where it does. One that answers True has dealt with the op, which ends there.
-"""
+mean, and each row says why it stands where it does. One that answers True has dealt with the op, which ends there."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,52 +14,14 @@ from cgt_core import CUDA
 from ..cuts import apart, segments
 from ..data import Seen
 from ..numbers import addresses, counters, live, scalars
-from ..run import blank, constants, tape
+from ..run import blank, constants, observe, tape
 from ..run.devices import name_of
-from ..run.observe import (
-    asks_on,
-    exchange,
-    fill,
-    fix,
-    holders,
-    is_capture,
-    is_host_recording,
-    note_memory,
-    refuse,
-    swap_of,
-    tensors_in,
-    touch,
-    user_line,
-)
 from ..run.tokens import how_far, see_draw
 from ..words import errors, wrappers
 from ..words.private import OpOverload
+from . import facts as op_facts
 from . import fed, packed
-from .facts import (
-    COLLECTIVES,
-    DROPOUT,
-    INDEX_PUT,
-    INDEXES,
-    KEEPS_SEED,
-    OpFacts,
-    brings_to_gpu,
-    counts_inside,
-    facts_of,
-    is_alias_made,
-    is_aside,
-    is_dynamic,
-    is_elsewhere,
-    is_guarded,
-    is_hosts,
-    is_to_host,
-    may_ask,
-    may_write,
-    noted,
-    odd_kind,
-    seeds_on_host,
-    usual_inputs,
-    written_by,
-)
+from .facts import COLLECTIVES, DROPOUT, INDEXES, KEEPS_SEED, OpFacts, facts_of
 from .optional import collectives, forks
 from .vets import host_reason, vet_effect, vet_generator, vet_gpus, vet_op
 
@@ -97,9 +58,9 @@ class OpCall:
     def __init__(self, facts: OpFacts, args: tuple, kwargs: dict):
         self.facts, self.op = facts, facts.op
         self.args, self.kwargs = args, kwargs  # as the op runs: a watcher may exchange arguments
-        self.inputs = tensors_in(args, [])  # none exchanged
+        self.inputs = observe.tensors_in(args, [])  # none exchanged
         if kwargs:
-            tensors_in(kwargs.values(), self.inputs)
+            observe.tensors_in(kwargs.values(), self.inputs)
         self.generator = kwargs.get("generator")  # what it draws from
 
 
@@ -115,7 +76,7 @@ class Watcher(NamedTuple):
 def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None:
     """One op. `op` is None where a dispatch mode will see it instead of us."""
     if op is None:
-        refuse(seen, errors.mode_inside(user_line(seen)))
+        observe.refuse(seen, errors.mode_inside(observe.user_line(seen)))
         return
     if seen.live is not None:
         live.watch(seen)
@@ -124,7 +85,7 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
         core.proceed(None)
         return
     call = OpCall(facts, args, kwargs)
-    call.known = usual_inputs(seen, call.inputs) if facts.usual else None
+    call.known = op_facts.usual_inputs(seen, call.inputs) if facts.usual else None
     call.usual = call.known is not None
     before, behind = of_usual if call.usual else of_others
     for look in before:
@@ -136,11 +97,6 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
 
 
 # --- in front of the op --------------------------------------------------------------------------
-
-
-def note_op(seen, call):
-    """For the comparison with another run."""
-    seen.run.ops.append(noted(seen, call.op, call.args, call.kwargs))
 
 
 def note_autograd(seen, call):
@@ -163,7 +119,7 @@ def meet_inputs(seen, call):
 
 def pass_by(seen, call):
     """A warm-up that asks nothing else of its ops."""
-    if asks_on(seen):
+    if observe.asks_on(seen):
         return False
     seen.devices.update(t.device for t in (*call.inputs, *core.proceed(None)))
     return True
@@ -171,9 +127,9 @@ def pass_by(seen, call):
 
 def unmask(seen, call):
     """An index by a mask that was read becomes one by numbers."""
-    if not (call.facts.packet in INDEX_PUT and segments.fills(*call.args)):
+    if not (call.facts.packet in op_facts.INDEX_PUT and segments.fills(*call.args)):
         call.args = segments.unmask(seen, call.args)
-        call.inputs = tensors_in(call.kwargs.values(), tensors_in(call.args, []))
+        call.inputs = observe.tensors_in(call.kwargs.values(), observe.tensors_in(call.args, []))
 
 
 def make_from_outside(seen, call):
@@ -181,16 +137,15 @@ def make_from_outside(seen, call):
     if call.facts.packet in LIFTS:
         see_constant(seen, call.inputs[0])
         return True
-    if not seen.cuts.bodies and is_alias_made(seen, call.args, call.inputs):
+    if not seen.cuts.bodies and op_facts.is_alias_made(seen, call):
         see_alias(seen, call.op)
         return True
     return False
 
 
 def find_written(seen, call):
-    """The inputs that it writes."""
     seen.exchanges = seen.exchanges or call.facts.namespace in COLLECTIVES
-    call.written = written_by(call.op, call.facts, call.args, call.kwargs, call.inputs)
+    call.written = op_facts.written_by(call)
 
 
 def count(seen, call):
@@ -199,28 +154,26 @@ def count(seen, call):
 
 
 def find_numbers(seen, call):
-    """Live numbers among the arguments."""
     if call.written:
         live.see_written(seen, call.written)
-    on_host = seen.run.driver == CUDA and is_hosts(call.kwargs, call.inputs)
+    on_host = seen.run.driver == CUDA and op_facts.is_hosts(call)
     call.numbers = live.note(seen, call.op, call.facts, call.args, call.kwargs, on_host)
 
 
 def judge(seen, call):
     """Is it constant? Does it only count? Does it draw beside the graph? Can no graph hold it?"""
-    op, facts, inputs = call.op, call.facts, call.inputs
+    facts, inputs = call.facts, call.inputs
     call.constant = not call.numbers and constants.is_constant(seen, facts, inputs)
     call.counts = (facts.reads or call.written) and counters.passes(seen, facts, call.args, inputs, call.written)
-    call.aside = seen.run.driver == CUDA and is_aside(seen, facts, call.kwargs, inputs, call.written)
-    call.apart = bool(seen.run.apart or facts.packet in apart.KNOWN) and apart.is_one(seen, op, facts, inputs)
+    call.aside = seen.run.driver == CUDA and op_facts.is_aside(seen, call)
+    call.apart = bool(seen.run.apart or facts.packet in apart.KNOWN) and apart.is_one(seen, call)
 
 
 def find_values(seen, call):
-    """Does it read values, and which?"""
     facts, inputs = call.facts, call.inputs
     # Whether a check raises is the tape's own affair.
-    call.reads, call.dynamic = facts.reads or (facts.checks and seen.run.driver == CUDA), is_dynamic(facts, inputs)
-    asks = call.reads or call.dynamic or is_to_host(inputs, call.kwargs)
+    call.reads, call.dynamic = facts.reads or (facts.checks and seen.run.driver == CUDA), op_facts.is_dynamic(call)
+    asks = call.reads or call.dynamic or op_facts.is_to_host(call)
     asks = asks and not (call.constant or call.counts)
     into = facts.dynamic and call.written  # a replay would not write there
     if asks and facts.pure and not into:
@@ -237,27 +190,23 @@ def find_values(seen, call):
 
 
 def vet(seen, call):
-    """Refuse what a replay could not repeat."""
     if not call.counts:
         vet_op(seen, call)
     if call.apart and not call.constant and (call.written or not segments.may_end(seen)):
-        refuse(seen, host_reason(seen, errors.op_apart, call.op))
+        observe.refuse(seen, host_reason(seen, errors.op_apart, call.op))
     if seen.cuts.bodies:
-        forks.vet_op(seen, call.op, call.facts, call.kwargs, call.written)
+        forks.vet_op(seen, call)
 
 
 def touch_inputs(seen, call):
-    """Memory, devices and generators that it works on."""
     if call.usual:
         seen.devices.add(call.inputs[0].device)
     else:
         call.known = set(map(core.storage_id, call.inputs))
         seen.devices.update(t.device for t in call.inputs)
     call.outside = not call.known <= seen.made.keys()
-    if call.outside:
-        for t in call.inputs:
-            if core.storage_id(t) not in seen.touched:
-                touch(seen, t)
+    for t in call.inputs if call.outside else ():
+        observe.touch(seen, t)
     if call.generator is not None:
         seen.generators.given[core.generator_id(call.generator)] = call.generator
 
@@ -273,26 +222,26 @@ def exchange_inputs(seen, call):
     """It works on copies of arguments, and finds a seed where it looks for it."""
     if call.facts.packet in KEEPS_SEED:
         seen.seeds = True
-        call.instead = None if seen.run.recording else seeds_on_host(call.op, call.args, call.kwargs)
-    if call.facts.absolute and counts_inside(call.op, call.args, call.kwargs, call.numbers):
+        call.instead = None if seen.run.recording else op_facts.seeds_on_host(call.op, call.args, call.kwargs)
+    if call.facts.absolute and op_facts.counts_inside(call):
         seen.copied.whole.add(core.storage_id(call.inputs[0]))
     elif call.facts.absolute and core.storage_id(call.inputs[0]) not in seen.made:
         seen.raw.add(core.storage_id(call.inputs[0]))
         if core.storage_id(call.inputs[0]) in seen.copied.swaps:
-            refuse(seen, errors.absolute(str(call.op), user_line(seen)))
+            observe.refuse(seen, errors.absolute(str(call.op), observe.user_line(seen)))
             return  # on the user's own memory: it ran for real
     if seen.copied.swaps and not fed.is_view(seen, call):
         fed.wait_for(seen, call)
         done = {}
-        call.args = exchange(seen, call.args, done)
-        call.kwargs = {k: exchange(seen, v, done) for k, v in call.kwargs.items()}
-        call.instead = tensors_in(call.kwargs.values(), tensors_in(call.args, []))
+        call.args = observe.exchange(seen, call.args, done)
+        call.kwargs = {k: observe.exchange(seen, v, done) for k, v in call.kwargs.items()}
+        call.instead = observe.tensors_in(call.kwargs.values(), observe.tensors_in(call.args, []))
 
 
 def find_movable(seen, call):
     """Addresses in it that replays will be told."""
     movable = addresses.touched(seen, call.instead) if call.instead else ()
-    if movable and not is_capture(seen):
+    if movable and not observe.is_capture(seen):
         addresses.note(seen, call.op, movable)
     else:
         call.movable = movable
@@ -301,14 +250,13 @@ def find_movable(seen, call):
 def choose_memory(seen, call):
     """In a capture: does it run for real? And are numbers of the host's brought to the GPU before it?"""
     at_once = call.reads or call.facts.dynamic or call.apart
-    call.for_real = call.constant and (at_once or is_to_host(call.inputs, call.kwargs))
-    if not call.for_real and brings_to_gpu(call.facts, call.kwargs, call.inputs):
+    call.for_real = call.constant and (at_once or op_facts.is_to_host(call))
+    if not call.for_real and op_facts.brings_to_gpu(call):
         call.args, call.kwargs = (constants.on_device(seen, given) for given in (call.args, call.kwargs))
-        call.instead = tensors_in(call.kwargs.values(), tensors_in(call.args, []))
+        call.instead = observe.tensors_in(call.kwargs.values(), observe.tensors_in(call.args, []))
 
 
 def begin_draw(seen, call):
-    """A draw on the host."""
     drawn = call.generator if call.generator is not None else torch.default_generator
     call.draws = drawn.device.type == "cpu"
     if call.draws:
@@ -324,13 +272,16 @@ def read_values(seen, call):
 
 
 def has_numbers(seen):
-    """Are numbers of this run live?"""
     return seen.live is not None
 
 
 JUDGES = (meet_inputs, judge, vet, choose_memory)  # who need not be asked of an op that is usual
 BEFORE = (
-    Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.run.ops is not None),
+    Watcher(
+        lambda seen, call: seen.run.ops.append(op_facts.noted(seen, call)),
+        "it may be none that the others deal with; compared with that of another run",
+        when=lambda seen: seen.run.ops is not None,
+    ),
     Watcher(note_autograd, "spent memory is free for results", when=lambda seen: seen.autograd.spent or seen.run.saves),
     Watcher(meet_inputs, "numbers that it makes known are constants", when=lambda seen: seen.run.driver == CUDA),
     Watcher(
@@ -340,23 +291,23 @@ BEFORE = (
     ),
     Watcher(unmask, "it gives the op other arguments", lambda op, facts: facts.packet in INDEXES),
     Watcher(make_from_outside, "what it makes has no inputs to be looked at", lambda op, facts: facts.packet in MAKES),
-    Watcher(find_written, "all that follows asks what is written", may_write),
+    Watcher(find_written, "all that follows asks what is written", op_facts.may_write),
     Watcher(count, "no other watcher may take a count for a read", when=has_numbers),
     Watcher(find_numbers, "an op with live numbers is not constant", when=has_numbers),
     Watcher(judge, "it asks for writes and numbers"),
-    Watcher(find_values, "what is constant, or only counted, is not asked for", may_ask),
+    Watcher(find_values, "what is constant, or only counted, is not asked for", op_facts.may_ask),
     Watcher(vet, "a constant is refused nothing; memory of an op that is refused is none that is touched"),
     Watcher(touch_inputs, "it knows the user's tensors, not their copies"),
-    Watcher(save_written, "the user's tensors, still; what was touched is known", may_write),
+    Watcher(save_written, "the user's tensors, still; what was touched is known", op_facts.may_write),
     Watcher(exchange_inputs, "from here on arguments are those with which the op runs"),
     Watcher(find_movable, "addresses are those of the copies", when=lambda seen: seen.copied.movable),
-    Watcher(choose_memory, "what is brought to the GPU takes the place of what was exchanged", when=is_capture),
+    Watcher(choose_memory, "what is brought to the GPU takes the place of what was exchanged", when=observe.is_capture),
     Watcher(
         begin_draw,
         "the state of the generator in front of the op, behind all that may run ops of its own",
         lambda op, facts: facts.draws,
     ),
-    Watcher(read_values, "the segment ends right in front of the op", may_ask),
+    Watcher(read_values, "the segment ends right in front of the op", op_facts.may_ask),
 )
 
 
@@ -365,14 +316,14 @@ BEFORE = (
 
 def proceed(seen, call):
     """Run the op, in one of the ways that there are; its results."""
-    if call.made_of is not None and is_capture(seen):
+    if call.made_of is not None and observe.is_capture(seen):
         return call.made_of()
     if call.for_real:
         return constants.read(seen, call.inputs)
     if call.apart and seen.run.recording and not call.constant and seen.reason is None:
         call.between = True
         return apart.record(seen, call.op, call.args, call.kwargs)
-    if not call.usual and is_capture(seen) and packed.is_one(call.op, call.args, call.kwargs):
+    if not call.usual and observe.is_capture(seen) and packed.is_one(call.op, call.args, call.kwargs):
         return packed.record(call.op, call.args, call.kwargs)
     return run_told(seen, call) if call.numbers or call.instead else run_op(seen, call)
 
@@ -382,13 +333,13 @@ def run_op(seen, call):
     try:
         return core.proceed(call.instead)
     except Exception as error:
-        apart.learn(seen, call.op, call.facts, call.args, call.kwargs, call.written, error)
+        apart.learn(seen, call, error)
         raise
 
 
 def run_told(seen, call):
     """The same of an op in which are live numbers or copies of arguments: with what is asked of it later."""
-    call.before = core.graph_length() if (call.numbers or call.movable) and is_capture(seen) else 0
+    call.before = core.graph_length() if (call.numbers or call.movable) and observe.is_capture(seen) else 0
     moved = how_far(seen) if call.movable and call.facts.draws else None
     pairs = zip(call.inputs, call.instead, strict=True) if call.written and call.instead else ()
     copies = [(t, one, core.version_of(t) - core.version_of(one)) for t, one in pairs if t is not one]
@@ -413,7 +364,7 @@ def tell_numbers(seen, call):
     op, args, kwargs, numbers = call.op, call.args, call.kwargs, call.numbers
     if (
         numbers
-        and is_capture(seen)
+        and observe.is_capture(seen)
         and (call.before is None or not scalars.record(seen, op, args, kwargs, numbers, call.before))
     ):
         live.pin_all(seen, numbers)
@@ -435,9 +386,8 @@ def end_draw(seen, call):
     """What it drew, and from where."""
     op, packet = call.op, call.facts.packet
     seen.draws, seen.random = seen.draws or call.draws, seen.random or call.facts.draws
-    seen.acts = (
-        seen.acts or call.facts.namespace not in constants.KNOWN or (call.facts.draws and call.generator is not None)
-    )
+    acts = call.facts.namespace not in constants.KNOWN or (call.facts.draws and call.generator is not None)
+    seen.acts = seen.acts or acts
     if call.draws:
         see_draw(seen, call.generator if call.generator is not None else torch.default_generator, after=True)
     if packet in DROPOUT:
@@ -449,7 +399,7 @@ def end_draw(seen, call):
 def note_fresh(seen, call):
     """The results that are new memory, and where the user called what made or wrote it."""
     if not all(map(core.is_plain, call.results)):
-        refuse(seen, errors.layout(str(call.op), user_line(seen), odd_kind(call.results)))
+        observe.refuse(seen, errors.layout(str(call.op), observe.user_line(seen), op_facts.odd_kind(call.results)))
     if call.facts.views and not call.inputs:  # of a number, of which C++ made a tensor: its memory is not ours
         seen.alive.objects.extend(map(core.alias, call.results))
         call.fresh = []
@@ -461,33 +411,28 @@ def note_fresh(seen, call):
         forks.note_made(seen, call.fresh)
     if call.facts.namespace == "_c10d_functional" and collectives.DRIVERS:
         collectives.note_pending(seen, call.op, call.inputs, call.fresh)
-    line = user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
+    line = observe.user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
     if line and seen.run.recording:
         seen.trail.append((call.op, line))
     for t in call.fresh:
         moved = t.is_cuda and not call.usual  # perhaps to another GPU
         if moved and (strange := vet_gpus(seen, call.op, call.inputs, [t])) is not None:
-            refuse(seen, strange)
-        note_memory(seen, t, line)
+            observe.refuse(seen, strange)
+        observe.note_memory(seen, t, line)
         seen.devices.add(t.device)
         if seen.run.driver == CUDA and t.is_cpu:
-            note_on_host(seen, call, t)
-
-
-def note_on_host(seen, call, t):
-    """New memory on the host, in a function on the GPU."""
-    seen.host.made[core.storage_id(t)] = core.storage_name(t)
-    held = not call.facts.draws and all(is_guarded(seen, one) for one in call.inputs)
-    # Seed and offset lie on the device in a capture.
-    call.constant = call.constant or call.facts.packet in KEEPS_SEED or (held and not call.aside)
+            seen.host.made[core.storage_id(t)] = core.storage_name(t)
+            held = not call.facts.draws and all(op_facts.is_guarded(seen, one) for one in call.inputs)
+            # Seed and offset lie on the device in a capture.
+            call.constant = call.constant or call.facts.packet in KEEPS_SEED or (held and not call.aside)
 
 
 def note_constant(seen, call):
     """Memory that nobody wrote, memory that is the same in each replay, and what is drawn beside the graph."""
-    if (seen.blank or call.facts.packet in blank.EMPTY) and is_host_recording(seen):
+    if (seen.blank or call.facts.packet in blank.EMPTY) and observe.is_host_recording(seen):
         strange = blank.see(seen, call.facts, call.inputs, call.written, call.fresh)
         if strange is not None:
-            refuse(seen, strange)
+            observe.refuse(seen, strange)
     if call.constant or seen.constants.memory or seen.reads.known:
         constants.note(seen, call.op, call.args, call.kwargs, call.constant, call.fresh, call.written, call.for_real)
     if call.aside:
@@ -548,10 +493,11 @@ def watchers_of(op, asked):
 
 
 def see_dropout(seen, packet, dropout, train, buffer):
-    """cuDNN's recurrent layers are handed its buffer of random state wherever the process has one, and read it if they
-    drop."""
-    if dropout and train and is_elsewhere(seen, buffer):
-        refuse(seen, errors.spread_draws(packet, user_line(seen), buffer.device, name_of(seen.run.device)))
+    """cuDNN's recurrent layers are handed its buffer of random state, if there is one, and read it if they drop."""
+    if dropout and train and op_facts.is_elsewhere(seen, buffer):
+        observe.refuse(
+            seen, errors.spread_draws(packet, observe.user_line(seen), buffer.device, name_of(seen.run.device))
+        )
     elif not (dropout and train):
         if buffer is not None and not seen.generators.dropout:
             seen.touched.pop(core.storage_id(buffer), None)
@@ -567,18 +513,21 @@ def append(seen, call):
     if call.facts.reshapes or not (fresh or call.written or not results):
         return
     if fresh and len(fresh) != len(results):
-        refuse(seen, errors.odd_op(str(op), user_line(seen)))
+        observe.refuse(seen, errors.odd_op(str(op), observe.user_line(seen)))
         return
+    flags, numbers, precisions = (a ^ b for a, b in zip(core.ambient(), seen.run.plan.ambient, strict=True))
+    if flags & 0xFF00 or numbers >> 16 or precisions:  # by which kernels choose their way: a replay has its caller's
+        observe.refuse(seen, errors.changed_state("a mode or setting of torch"))
     try:
         if call.outside:
             done = {}
-            args = [fix(seen, one, done) for one in args]
-            kwargs = {k: fix(seen, one, done) for k, one in kwargs.items()} if kwargs else {}
+            args = [observe.fix(seen, one, done) for one in args]
+            kwargs = {k: observe.fix(seen, one, done) for k, one in kwargs.items()} if kwargs else {}
         tape.append(op, args, kwargs, fresh)
         for k, part, row in call.numbers:
             core.scalar(row, seen.live.steps[row].value, k, part)
     except Exception as error:  # an argument without a boxed form: the op ran, so go on eagerly
-        refuse(seen, errors.untaped_op(str(op), user_line(seen), str(error)))
+        observe.refuse(seen, errors.untaped_op(str(op), observe.user_line(seen), str(error)))
 
 
 def mirror(seen: Seen, written: list[torch.Tensor]) -> None:
@@ -587,21 +536,19 @@ def mirror(seen: Seen, written: list[torch.Tensor]) -> None:
     for t, row in [(one, row) for one in written for row in copies_of(seen, one)]:
         sid, carries = core.storage_id(row.leaf), id(row.leaf) in seen.run.plan.carries
         # What is written is known by its storage.
-        (seen.copied.carried if carries else seen.copied.mirrored).update(
-            id(one.leaf) for one in seen.copied.swaps[sid]
-        )
+        known = seen.copied.carried if carries else seen.copied.mirrored
+        known.update(id(one.leaf) for one in seen.copied.swaps[sid])
         seen.written.add(sid)
-        if carries and is_capture(seen):
+        if carries and observe.is_capture(seen):
             continue
         # An argument may lie in another one's copy, and have bytes there that are gaps of that one's.
         at = core.address(t) - (core.address(row.buffer) if core.storage_id(t) in seen.copied.buffers else row.lo)
         whole = at >= 0 and at + core.span(t) <= row.hi - row.lo
-        to, source = (
-            core.view_like(base, t if whole else row.leaf, at if whole else 0) for base in (row.leaf, row.buffer)
-        )
+        like, shift = (t, at) if whole else (row.leaf, 0)
+        to, source = (core.view_like(base, like, shift) for base in (row.leaf, row.buffer))
         aten.copy_.default(to, source)
-        if is_host_recording(seen) and not carries:
-            tape.copy_into(fix(seen, to), source)
+        if observe.is_host_recording(seen) and not carries:
+            tape.copy_into(observe.fix(seen, to), source)
     if seen.copied.shared:
         renew_shared(seen, written)
 
@@ -611,7 +558,7 @@ def copies_of(seen, t):
     sid = core.storage_id(t)
     if sid in seen.copied.buffers:
         return [seen.copied.buffers[sid]]
-    row = swap_of(seen, sid, core.address(t), core.address(t) + core.span(t)) if sid in seen.copied.swaps else None
+    row = observe.swap_of(seen, t)
     return [row] if row is not None else seen.copied.swaps.get(sid, [])
 
 
@@ -623,22 +570,22 @@ def renew_shared(seen, written):
         lo, hi = (mine[0].lo, mine[0].hi) if mine else (core.address(t), core.address(t) + core.span(t))
         for row in seen.copied.shared:
             if all(row is not one for one in mine) and row.lo < hi and lo < row.hi:
-                fill(row.buffer, row.leaf)
+                observe.fill(row.buffer, row.leaf)
                 seen.again = True
-                refuse(seen, errors.shared_and_written(user_line(seen)))
+                observe.refuse(seen, errors.shared_and_written(observe.user_line(seen)))
 
 
 def see_constant(seen, t):
     """torch.tensor(...) of Python values: the values are guarded, the memory is new every time."""
     core.proceed(None)
-    if is_capture(seen) and t.is_cuda and t.numel():
+    if observe.is_capture(seen) and t.is_cuda and t.numel():
         (t,) = constants.renew(seen, [t])
-    note_memory(seen, t, user_line(seen))
+    observe.note_memory(seen, t, observe.user_line(seen))
     if seen.cuts.bodies:
         forks.note_made(seen, [t])
     constants.add(seen, t)
     seen.devices.add(t.device)
-    if is_host_recording(seen):
+    if observe.is_host_recording(seen):
         value = t.clone()
         seen.alive.memory.append(core.alias(t))
         seen.alive.objects.append(value)
@@ -651,7 +598,7 @@ def see_number(seen, t):
     sid = core.storage_id(t)
     if sid in seen.run.slots or sid in seen.host.made:
         return
-    note_memory(seen, t, user_line(seen))
+    observe.note_memory(seen, t, observe.user_line(seen))
     seen.alive.objects.append(core.alias(t))
     seen.host.made[sid] = core.storage_name(t)
     constants.add(seen, t)
@@ -662,9 +609,9 @@ def see_alias(seen, op):
     (t,) = core.proceed(None)
     sid = core.storage_id(t)
     if sid in seen.copied.swaps:
-        refuse(seen, errors.replaces_memory(str(op), user_line(seen)))
+        observe.refuse(seen, errors.replaces_memory(str(op), observe.user_line(seen)))
     else:
-        touch(seen, t)
+        observe.touch(seen, t)
 
 
 def spend(seen):
@@ -673,7 +620,7 @@ def spend(seen):
     leaves = seen.run.graph.leaves
     for at in sorted(leaves.read):
         memory, uses = seen.autograd.spent[at]
-        if holders(memory) > uses:
+        if observe.holders(memory) > uses:
             continue
         del leaves.left[at]
         leaves.read.remove(at)
@@ -684,4 +631,4 @@ def spend(seen):
             else:
                 core.storage_empty(memory[1])
         except core.DriverError as error:
-            refuse(seen, errors.recording_failed(error.args[1], ""))
+            observe.refuse(seen, errors.recording_failed(error.args[1], ""))

@@ -29,14 +29,12 @@ def chunk_cat(tensors, dim, num_chunks, *, out):
             aten.copy_.default(to, aten.view.default(aten.slice.Tensor(flat, 0, 0, whole * each), [whole, each]))
         if rest:
             row = aten.select.int(rows, 0, whole)
-            aten.copy_.default(
-                aten.slice.Tensor(row, 0, at, at + rest), aten.slice.Tensor(flat, 0, whole * each, t.numel())
-            )
+            last = aten.slice.Tensor(flat, 0, whole * each, t.numel())
+            aten.copy_.default(aten.slice.Tensor(row, 0, at, at + rest), last)
             aten.zero_.default(aten.slice.Tensor(row, 0, at + rest, at + each))
         if whole + (rest > 0) < num_chunks:
-            aten.zero_.default(
-                aten.slice.Tensor(aten.slice.Tensor(rows, 1, at, at + each), 0, whole + (rest > 0), num_chunks)
-            )
+            columns = aten.slice.Tensor(rows, 1, at, at + each)
+            aten.zero_.default(aten.slice.Tensor(columns, 0, whole + (rest > 0), num_chunks))
         at += each
 
 

@@ -14,7 +14,7 @@ from ..data import Around, Call, OpenNumbers, Plan, Reached, State, Was, maker_o
 from ..look import code, empties, flow, impure, places
 from ..numbers import addresses, counters, live
 from ..run.devices import home_of
-from ..run.taps import is_alone, is_reader
+from ..run.taps import is_reader, threads_beside
 from ..words import errors, options, pytree, wrappers
 from ..words.private import is_gathered, is_traceable
 from . import autograd, describe, facts, moving
@@ -111,9 +111,8 @@ def find_followable(call: Call, around: Around) -> dict[str, tuple[int, int]]:
         return {}
     mine = [(k, r) for k, r in enumerate(around.reached, len(flat.tensors)) if r.owner == NONE]
     at = {id(r.tensor): (k, r.path) for k, r in mine if id(r.tensor) not in around.also}
-    owners = {r.owner for r in around.reached} | {
-        k for _, owner, others in around.also.values() for k in (owner, *(k for k, _ in others))
-    }
+    owners = {r.owner for r in around.reached}
+    owners.update(k for _, owner, others in around.also.values() for k in (owner, *(k for k, _ in others)))
     graded = {k for k, t in enumerate(around.tensors) if t.requires_grad} if torch.is_grad_enabled() else set()
     followable = {}
     for k, ones in alone_in_places(found).items():
@@ -172,14 +171,22 @@ def plan_call(
     hooked = find_hooked(state, saves, sinks)
     if hooked >= 0:
         return errors.hooked_leaf(around.paths[hooked])
-    followed, follows = find_followed(state, followable)
+    at = {k for path, (k, _) in followable.items() if path in state.learnt.moves.followed}
+    followed, follows = {}, {}
+    for path, (k, slot) in followable.items():
+        if k in at:  # all tensors of a tuple, if one of them is
+            followed[path] = slot
+            follows.setdefault(k, []).append(slot)
     stored = next((path for path in followed if path in state.learnt.moves.replaced), None)
-    if stored is not None and not is_alone():
+    if stored is not None and threads_beside():
         return errors.used_elsewhere(stored)
     fed = state.learnt.moves.fed - state.learnt.moves.written if driver == CUDA and graph is None else frozenset()
     moved = followed.keys() | (state.learnt.moves.swaps.keys() - followable.keys()) | fed
     slots = [(slot, path) for path, slot in mobile.items() if path in moved]
-    named = candidates(flat, tensors, slots, driver, (device, *others), fed)
+    named = [
+        (k, path) for k, path in (*enumerate(flat.paths), *slots)  # if the recording works on memory of their kind
+        if (tensors[k].device.index in (device, *others) if tensors[k].is_cuda else driver == HOST or path in fed)
+    ]  # fmt: skip
     written = {id(t) for t, path in zip(tensors, around.paths, strict=True) if path in state.learnt.moves.written}
     copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, moves)
     return Plan(
@@ -206,24 +213,7 @@ def find_hooked(state, saves, sinks):
     return core.sinks_hooked(sinks, bool(state.learnt.devices.parallel))
 
 
-def find_followed(state, followable):
-    """(what is followed of `followable`: all tensors of a tuple if one of them is; {position of a place: its slots})"""
-    at = {k for path, (k, _) in followable.items() if path in state.learnt.moves.followed}
-    followed = {path: (k, slot) for path, (k, slot) in followable.items() if k in at}
-    return followed, {k: [slot for one, slot in followed.values() if one == k] for k in at}
-
-
-def candidates(flat, tensors, slots, driver, gpus, fed):
-    """[(slot, path)] of arguments and of these, if the recording works on memory of their kind: that of these GPUs, or
-    the host's if no GPU runs it. `fed`: paths of those on the host that it brings to the GPU."""
-    return [
-        (k, path) for k, path in (*enumerate(flat.paths), *slots)
-        if (tensors[k].device.index in gpus if tensors[k].is_cuda else driver == HOST or path in fed)
-    ]  # fmt: skip
-
-
 def open_numbers(call, around, saves):
-    """The OpenNumbers of the call's plan."""
     state, flat, found = call.state, call.flat, around.found
     untraced, uncounted = why_untraced(state, saves), why_uncounted(state, saves)
     sources = live.sources_of(flat, found.places, state, untraced)
@@ -240,7 +230,7 @@ def open_numbers(call, around, saves):
 def why_uncounted(state: State, saves: bool) -> str | None:
     """Why no run of this function can have live numbers, or None. Autograd would keep them for a backward that no run
     sees, Dynamo compiles for their type, and other threads would find the stand-ins."""
-    if state.graph is not None or saves or runs_compiled(state) or not is_alone():
+    if state.graph is not None or saves or runs_compiled(state) or threads_beside():
         return errors.number_saved()
     return state.learnt.untraced
 
@@ -261,7 +251,7 @@ def refuse_around(flat, around):
             return errors.early_bound(path)
     # What another thread puts there meanwhile could not be told from what a recording did that is undone.
     stored = [*(put.place for put in around.kept), *map(around.places.__getitem__, around.hidden)]
-    if stored and not is_alone():
+    if stored and threads_beside():
         return errors.used_elsewhere(stored[0].path)
     known = [one is not None and bool(collectives.DRIVERS) for _, one in around.sharded]
     if (around.taken_over and not known) or not all(known):
@@ -293,8 +283,7 @@ def learn_code(state: State, ran: set[types.CodeType]) -> list[types.CodeType]:
 
 
 def runs_compiled(state):
-    """Does Dynamo run other code in place of some of the function's, which is not seen? Then all counts that could
-    run."""
+    """Does Dynamo run other, unseen code in place of some of the function's? Then all counts that could run."""
     return any(map(code.is_compiled, state.ran))
 
 
@@ -361,9 +350,7 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
     chosen, neighbours = [], {}
     for k, _ in named:
         t, lo, hi = ranges[k]
-        if not lo and hi:
-            continue  # its memory was given back, or taken away: the op that reads it raises
-        beside = overlaps(ranges, k)
+        beside = [(j, x, a, b) for j, (x, a, b) in enumerate(ranges) if x is not t and a < hi and lo < b]
         if beside and not may_share(state, k, ranges, beside, written, leaves):
             continue
         if not any(tensors[j] is t for j in chosen):
@@ -376,10 +363,11 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
 
 
 def may_copy(state, path, t, written):
-    """Can a graph work on a copy of this tensor?"""
     known = type(t) is torch.Tensor or is_swapped(state, path, t) or path in state.learnt.moves.fed
     lasts = id(t) not in written or may_carry(state, path, t)
-    return known and lasts and t.layout == torch.strided and not t.is_quantized
+    simple = known and lasts and t.layout == torch.strided and not t.is_quantized
+    # Else its memory was given back, or taken away: the op that reads it raises.
+    return simple and bool(core.address(t) or not core.span(t))
 
 
 def stays(state, path, t, parent, moved):
@@ -393,15 +381,9 @@ def stays(state, path, t, parent, moved):
     return path not in state.learnt.moves.swaps and (before is None or before == core.address(t))
 
 
-def overlaps(ranges, k):
-    """[(slot, its tensor, where it begins, where it ends)] of other tensors that share bytes with the kth slot's."""
-    t, lo, hi = ranges[k]
-    return [(j, x, a, b) for j, (x, a, b) in enumerate(ranges) if x is not t and a < hi and lo < b]
-
-
 def may_share(state, k, ranges, beside, written, leaves):
-    """May the kth slot be copied, although others share bytes with it? In a backward one is copied of all that begin at
-    an address: the one in which the others lie."""
+    """May the kth slot be copied, although others share bytes with it: `beside`, each as (slot, its tensor, where it
+    begins, where it ends)? In a backward one is copied of all that begin at an address: in which the others lie."""
     t, lo, hi = ranges[k]
     if any(id(x) in written or (x.requires_grad and state.graph is None) for x in (t, *(x for _, x, _, _ in beside))):
         return False  # shares bytes that are written, or to which gradients flow: a copy would part them
@@ -427,10 +409,7 @@ def stands_alone(t, tensors):
     return all(core.storage_id(x) != storage and not (counter and core.version_counter(x) == counter) for x in others)
 
 
-def note_moves(
-    state: State, around: Around, missed: list[tuple[int, int, int]], followable: dict[str, tuple[int, int]],
-    mobile: dict[str, int],
-) -> list[tuple[int, list[int], bool]]:  # fmt: skip
+def note_moves(state: State, around: Around, missed: list, followable: dict, mobile: dict) -> list[tuple]:
     """What the function finds in a place where another tensor came is followed from now on, and arguments whose address
     moved since a pinned recording are copied, if they can be; so are what is followed, and gradients. Returns the
     plan's moves."""
@@ -465,8 +444,7 @@ def note_moves(
 
 
 def moved_too(state, kept, node, mobile, tensors):
-    """Paths of those of these slots (`mobile`) that lie elsewhere than this recording found them, and may: a guard
-    stops at the first."""
+    """Paths of those of `mobile` that lie elsewhere than when recorded, and may: a guard stops at the first."""
     slots = core.node_facts(node).slots
     mine = [row for row in zip(kept.slot_paths, slots, strict=True) if row[0] in mobile]
     at = [(path, slot, tensors[mobile[path]]) for path, slot in mine]

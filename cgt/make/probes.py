@@ -39,18 +39,14 @@ def tap(name: str, t: torch.Tensor) -> torch.Tensor:
     if not isinstance(name, str) or not isinstance(t, torch.Tensor):
         raise TypeError(errors.no_tap(type(name).__name__, type(t).__name__))
     seen = trace.seen_here()
-    made = seen is not None and not seen.inside and core.storage_id(t) in seen.made and not is_grad(seen, t)
+    made = seen is not None and not seen.inside and core.storage_id(t) in seen.made
+    # Of a parameter's gradient there is one tensor alone.
+    grads = [leaf.grad for leaf in seen.autograd.leaves if leaf.grad is not None] if made else ()
+    made = made and core.storage_id(t) not in map(core.storage_id, grads)
     TAPPED[name] = t.detach() if made else t.detach().clone()
     if seen is not None and not any(place.key == name for place in seen.own if place.home is TAPPED):
         seen.own.append(Place(DICT_ITEM, TAPPED, name, MISSING, f"cgt.tapped()[{name!r}]"))
     return t
-
-
-def is_grad(seen, t):
-    """Is it a parameter's gradient, of which there is one tensor alone?"""
-    return any(
-        leaf.grad is not None and core.storage_id(leaf.grad) == core.storage_id(t) for leaf in seen.autograd.leaves
-    )
 
 
 def tapped() -> dict[str, torch.Tensor]:

@@ -1,8 +1,7 @@
 """Make a recording: a tape on the host, a capture on CUDA; and undo one that fails.
 
-A recording is a transaction. Whatever fails ends the capture and puts back generators, pool routing,
-streams, the garbage collector, and whatever the function replaced by tensors that were never computed.
-"""
+A recording is a transaction. Whatever fails ends the capture and puts back generators, pool routing, streams, the
+garbage collector, and whatever the function replaced by tensors that were never computed."""
 
 import contextlib
 import functools
@@ -15,7 +14,7 @@ import cgt_core as core
 import torch
 
 from ..cuts import apart, readout, segments
-from ..data import Attempt, Behind, Call, Draft, Plan, Seen, Words, remember
+from ..data import Attempt, Call, Draft, Plan, Seen, Words, remember
 from ..look import containers, impure, places
 from ..numbers import addresses, counters, live
 from ..run import observe, tokens, views
@@ -132,28 +131,14 @@ def close(attempt: Attempt) -> None:
     attempt.settled = True
 
 
-def copy_leaves(plan, fills, made):
-    """[(tensor, buffer), ...] of the slots that the recording copies, {slot: its copy in the core}."""
-    swaps, copies, spare = [], {}, []
-    for k in plan.copied:
-        t = plan.tensors[k]
-        buffer = made[k] if k in made else buffer_apart(t, swaps, spare)
-        if fills:
-            observe.fill(buffer, t)
-        copies[k] = core.copy(buffer, t, core.span(t))
-        swaps.append((t, buffer))
-    return swaps, copies
-
-
 def buffer_apart(t, swaps, spare):
     """Memory for a copied slot that is not as far from the tensor as another one is from its own: so an address in one
     of them tells which (addresses.py), although tensors and copies may both lie end to end. `spare`: buffers that were
     not, kept so that they do not come again."""
     while True:
         buffer = observe.buffer_for(t)
-        if t.numel() == 0 or all(
-            core.address(t) - core.address(buffer) != core.address(x) - core.address(other) for x, other in swaps
-        ):
+        distance = core.address(t) - core.address(buffer)
+        if t.numel() == 0 or all(core.address(x) - core.address(other) != distance for x, other in swaps):
             return buffer
         spare.append(buffer)
 
@@ -188,10 +173,16 @@ def capture(call: Call, attempt: Attempt) -> str | None:
 
 
 def watch(state, attempt, fills, pool=0, made=()):
-    """(attempt.seen, which is to show the run; what it copies). `fills`: the copies hold what they are of, by now.
-    `pool`: as of Run. `made`: see fed.buffers."""
-    plan = attempt.plan
-    swaps, copies = copy_leaves(plan, fills, made)
+    """(attempt.seen, which is to show the run; [(tensor, buffer), ...] of slots that it copies). `fills`: the copies
+    hold what they are of, by now. `pool`: as of Run. `made`: see fed.buffers."""
+    plan, swaps, copies, spare = attempt.plan, [], {}, []
+    for k in plan.copied:
+        t = plan.tensors[k]
+        buffer = made[k] if k in made else buffer_apart(t, swaps, spare)
+        if fills:
+            observe.fill(buffer, t)
+        copies[k] = core.copy(buffer, t, core.span(t))
+        swaps.append((t, buffer))
     seen = attempt.seen = observe.observe_plan(state, plan, swaps, attempt.before, pool)
     seen.copied.copies.update(copies)
     seen.copied.movable.update(addresses.begin(state, plan, seen, copies))
@@ -322,12 +313,8 @@ def recover(device, seen):
     """What a capture refused is told once more: by the next kernel (as the thread's last error), by the next memory
     that is pinned (PyTorch asks the events of the other), by the library whose call it was. The user's call comes after
     that."""
-    home = f"cuda:{device}"
-    for body in (
-        lambda: torch.empty(1, device=home).fill_(1),
-        lambda: torch.empty(1, pin_memory=True),
-        *(seen.cuts.failed if seen else ()),
-    ):
+    kernel, pinned = lambda: torch.empty(1, device=f"cuda:{device}").fill_(1), lambda: torch.empty(1, pin_memory=True)
+    for body in (kernel, pinned, *(seen.cuts.failed if seen else ())):
         with contextlib.suppress(Exception):  # of zeros an op may say anything
             body()
 
@@ -426,9 +413,8 @@ def restore_places(before, seen, tensors_only):
     its own, whose values were never computed."""
 
     def spoilt(value):
-        return not tensors_only or (
-            seen is not None and any(core.storage_id(t) in seen.made for t in pytree.tensors_in(value))
-        )
+        made = seen.made if seen is not None else ()
+        return not tensors_only or any(core.storage_id(t) in made for t in pytree.tensors_in(value))
 
     found, kept, grads, sources, histories, random, anew, counted, given, gathered, keys = before
     counters.put_back(counted)
@@ -438,8 +424,9 @@ def restore_places(before, seen, tensors_only):
         core.dropout_undo(anew)
         if seen is not None:
             seen.reason, seen.again = errors.cudnn_dropout(), True
-    for k, were in keys:
-        restore_keys(found[k], set(map(id, were)), spoilt)
+    for home, were in ((found[k].home, set(map(id, were))) for k, were in keys if found[k].kind == places.DICT_LEN):
+        for key in [key for key, value in dict.items(home) if id(key) not in were and spoilt(value)]:
+            dict.__delitem__(home, key)  # it came since
     for p in (*found, *kept):
         restore_place(p, spoilt)
     containers.restore([one for one in given if not tensors_only or any(map(spoilt, containers.values_of(one[0])))])
@@ -450,13 +437,6 @@ def restore_places(before, seen, tensors_only):
         impure.put_back(sources)
         if seen is not None and seen.draws:
             torch.default_generator.set_state(random)
-
-
-def restore_keys(p, were, spoilt):
-    """Take out what came to a dict since. `were`: ids of its keys."""
-    if p.kind == places.DICT_LEN:
-        for key in [key for key, value in dict.items(p.home) if id(key) not in were and spoilt(value)]:
-            dict.__delitem__(p.home, key)
 
 
 def restore_place(p, spoilt):
@@ -503,13 +483,10 @@ def abort(attempt):
 class Parts(NamedTuple):
     """What the call's result is made from again, if there will be no node after all."""
 
-    program: tuple
     given: list  # tensors of the result, or memory of theirs; None: comes of another one
     bases: dict  # the same of hidden outputs of which results are views
-    outs: list  # the rows of the result
     grads: list  # (tensor, what its .grad was)
     puts: list  # (EffectRow, what came to its place)
-    behind: Behind
 
 
 def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
@@ -537,51 +514,50 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
             del put.place.home[put.place.want :]
         else:
             places.put_back(put.place)
-    parts = Parts(draft.out.program, given, bases, outs, grads, puts, draft.behind)
+    parts = Parts(given, bases, grads, puts)
     return parts, draft._replace(out=draft.out._replace(tensors=()), bases={})
 
 
 def grad_of(outs, k):
     """The memory of a gradient, or what is made around such."""
-    row = outs[k]
-    if row.kind != core.WRAPPER:
-        return row.proto
-    make, inside, _ = row.ops
+    if outs[k].kind != core.WRAPPER:
+        return outs[k].proto
+    make, inside, _ = outs[k].ops
     return make([outs[j].proto for j in inside])
 
 
 def put_of(draft, effect, given):
     """What came to a place, or the memory of it."""
-    if effect.times:
+
+    def part(out):
+        if out < len(given):
+            return given[out]
+        row = draft.outs[out]
+        if row.kind == core.READOUT:
+            return pytree.Readout(row.proto, *row.ops, row.line)
+        return draft.slots[row.ref].example if row.kind == core.INPUT else row.proto
+
+    if effect.made:
         make, parts, values = effect.by
         numbers = iter(values)
-        return make([next(numbers) if out == core.NONE else put_part(draft, out, given) for out, _ in parts])
-    return effect.by if effect.out == core.NONE else put_part(draft, effect.out, given)
+        return make([next(numbers) if out == core.NONE else part(out) for out, _ in parts])
+    return effect.by if effect.out == core.NONE else part(effect.out)
 
 
-def put_part(draft, out, given):
-    if out < len(given):
-        return given[out]
-    row = draft.outs[out]
-    if row.kind == core.READOUT:
-        return pytree.Readout(row.proto, *row.ops, row.line)
-    return draft.slots[row.ref].example if row.kind == core.INPUT else row.proto
-
-
-def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
+def restore_result(plan: Plan, seen: Seen, draft: Draft, parts: Parts) -> object:
     """The call's result after all, over the memory in which it was made."""
-    whole, made = dict(enumerate(parts.given)) | parts.bases, []
-    for k, root in enumerate(parts.behind.roots):
+    outs, whole, made = draft.outs[: len(parts.given)], dict(enumerate(parts.given)) | parts.bases, []
+    for k, root in enumerate(draft.behind.roots):
         whole[root] = core.view_like(whole[root], whole[root], 0)
         core.sinks_join(seen.run.plan.sinks, k, whole[root])
-    for k, row in enumerate(parts.outs):
+    for k, row in enumerate(outs):
         if row.kind == core.PART:
             if not made:
                 made += [whole[j] for j in row.ops[0]]
                 views.make(made, row.ops[1])
             whole[k] = made[row.ref]
-    given = [whole[row.ref if row.kind == core.AGAIN else k] for k, row in enumerate(parts.outs)]
-    for one, base, like, shift in parts.behind.saved:
+    given = [whole[row.ref if row.kind == core.AGAIN else k] for k, row in enumerate(outs)]
+    for one, base, like, shift in draft.behind.saved:
         one.tensor = core.view_like(base, like, shift)
         one.version = one.tensor._version
         seen.alive.results.append(weakref.ref(one.tensor))
@@ -594,26 +570,17 @@ def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
         else:
             places.put_back(place._replace(want=value))
     puts = [t for _, value in parts.puts for t in pytree.tensors_in(value)]
-    seen.alive.results.extend(
-        weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts) if t is not None
-    )
-    pairs = zip(parts.outs, given, strict=True)
+    results = (*given, *(proto for _, proto in parts.grads), *puts)
+    seen.alive.results.extend(weakref.ref(t) for t in results if t is not None)
+    pairs = zip(outs, given, strict=True)
     leaves = [pytree.Readout(t, o.ops[0], o.line) if o.kind == core.READOUT else t for o, t in pairs]
-    leaves = [leaves[o.ref] if o.kind == core.AGAIN else leaf for o, leaf in zip(parts.outs, leaves, strict=True)]
-    return pytree.unflatten(parts.program, leaves)
+    leaves = [leaves[o.ref] if o.kind == core.AGAIN else leaf for o, leaf in zip(outs, leaves, strict=True)]
+    return pytree.unflatten(draft.out.program, leaves)
 
 
-def instantiate() -> str | None:
-    """Make of the graph what is launched; or a sentence that says why there can be no node."""
-    try:
-        core.instantiate()
-    except core.DriverError as error:
-        return errors.recording_failed(error.args[1], "")
-    return None
-
-
-def checkpoint(plan: Plan, seen: Seen, draft: Draft) -> str | None:
-    """Make the recording's memory the pool's; or a sentence that says why there can be no node."""
+def complete(plan: Plan, seen: Seen, draft: Draft) -> str | None:
+    """Make of the graph what is launched, and of the recording's memory the pool's; or a sentence that says why there
+    can be no node."""
     outs = [o.proto for o in draft.outs if o.kind == core.FRESH]
     early = []
     for effect in draft.effects if draft.keeps_grads else ():
@@ -627,6 +594,7 @@ def checkpoint(plan: Plan, seen: Seen, draft: Draft) -> str | None:
         buffers = [swap.buffer for swap in seen.copied.buffers.values() if swap.leaf.is_cuda]
         outs.extend(buffer for buffer in buffers if core.storage_address(buffer))  # not let go of
     try:
+        core.instantiate()
         seen.reads.spare.clear()
         core.checkpoint(seen.alive.memory, outs, early)
     except core.DriverError as error:

@@ -1,9 +1,8 @@
 """Run the user's function once and note in a `Seen` what it does.
 
-While it is warmed or recorded, an observer below autograd sees every ATen op (autograd's worker thread included)
-and takes part in none (observe_shim.h); the few functions that read memory or random
-states behind the dispatcher's back are tapped one by one (taps.py).
-"""
+While it is warmed or recorded, an observer below autograd sees every ATen op (autograd's worker thread included) and
+takes part in none (observe_shim.h); the few functions that read memory or random states behind the dispatcher's back
+are tapped one by one (taps.py)."""
 
 import functools
 import sys
@@ -19,22 +18,8 @@ from ..cuts import readout, segments
 from ..data import Leaves, Seen
 from ..look import impure
 from ..numbers import addresses, counters, live
-from ..run import blank, constants, taps
+from ..run import blank, constants, observe, taps
 from ..run.devices import name_of, one_thread
-from ..run.observe import (
-    Unrecordable,
-    asks_on,
-    collect,
-    exchange,
-    is_capture,
-    note_memory,
-    note_reason,
-    references,
-    refuse,
-    tensors_in,
-    touch,
-    user_line,
-)
 from ..run.tokens import see_draw, see_get_state, see_set_state
 from ..words import errors, wrappers
 from ..words.private import OpOverload
@@ -70,6 +55,8 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
             see_draw(seen, generator, after=True)
     observer, higher_order = functools.partial(see_op, seen), functools.partial(see_higher_order, seen)
     is_mine = lambda: core.observer() is observer  # noqa: E731
+    packed = functools.partial(pack, seen.autograd.saved, seen.alive.results)
+    transformed = lambda: observe.refuse(seen, errors.transforms(observe.user_line(seen)))  # noqa: E731
     handovers: list = []  # code of the run's that gives work to threads, or waits for them
     regions, saw_regions = taps.tap_regions(
         is_mine, functools.partial(see_region, seen), functools.partial(see_compilation, seen)
@@ -91,7 +78,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         taps.JITERATED.to(is_mine, functools.partial(see_jiterated, seen)),
         taps.tap_sharding(is_mine),
         *regions,
-        *packing(seen, is_mine),
+        *(taps.tap_saves(packed, unpack, is_mine, transformed) if seen.run.saves else ()),
         tap_histories(seen),
         impure.tap(seen, is_mine),
         live.tap(seen, is_mine),
@@ -101,40 +88,42 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         taps.tap_threads(functools.partial(hear, seen, handovers)),  # the last is the first to end
     ]
     counters.begin(seen)
-    before = references(seen)
+    before = observe.references(seen)
     called = functools.partial(given, seen, observer, function, args, kwargs)
     result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
     seen.is_own = sys.getrefcount(result) <= OWNED
-    if handovers:
-        vet_threads(seen)
+    if handovers:  # no recording has what the other thread did, and a number of ours was none there
+        sentence = errors.op_elsewhere(seen.elsewhere)
+        observe.refuse(seen, sentence)
+        if seen.live is not None:
+            live.leave(seen, sentence)
     seen.code.imported.update(impure.imported(seen.code.started))
     seen.code.ran.update(impure.code_of_function(seen.code.started, seen.code.imported))
     seen.asks_which |= impure.asks_ids(seen.code.ran)
     if seen.run.saves:
-        if before != references(seen):
-            collect()
-        seen.autograd.kept.extend(now - then for then, now in zip(before, references(seen), strict=True))
+        if before != observe.references(seen):
+            observe.collect()
+        seen.autograd.kept.extend(now - then for then, now in zip(before, observe.references(seen), strict=True))
     if seen.run.recording and not saw_regions():
-        refuse(seen, errors.compiles("the function"))
+        observe.refuse(seen, errors.compiles("the function"))
     if seen.reason is None:
         see_draw(seen, torch.default_generator, after=False)
         if any(rng.at is not rng.words for rng in seen.generators.words.values()):
-            refuse(seen, errors.reseeded(user_line(seen)))
+            observe.refuse(seen, errors.reseeded(observe.user_line(seen)))
     return result
 
 
 def tap_histories(seen):
     """A bracket: inside, no backward goes on through what led to the slots' tensors, which is another one each time."""
     tensors = seen.run.plan.tensors if seen.run.recording and seen.run.graph is None else ()
-    pass_on = lambda _: refuse(seen, errors.outer_graph("a backward inside the call"))  # noqa: E731
+    pass_on = lambda _: observe.refuse(seen, errors.outer_graph("a backward inside the call"))  # noqa: E731
     nodes, handles = {t.grad_fn for t in tensors} - {None}, []
-    begin = lambda: handles.extend(node.register_prehook(pass_on) for node in nodes)  # noqa: E731
-    return begin, lambda: [handle.remove() for handle in handles]
+    return lambda: handles.extend(n.register_prehook(pass_on) for n in nodes), lambda: [one.remove() for one in handles]
 
 
 def see_swap(seen, plain, owner, name, tensors, kwargs):
     """Two tensors change places, of which nobody may hold a weak reference. No recording knows which is which then."""
-    refuse(seen, errors.swapped(user_line(seen)))
+    observe.refuse(seen, errors.swapped(observe.user_line(seen)))
     core.forget_results(seen.run.returned)
     seen.alive.results.clear()
     plain(*tensors, **kwargs)
@@ -175,28 +164,12 @@ def hear(seen, handovers, op):
     handovers.extend(taps.HANDOVERS & seen.code.started)
 
 
-def vet_threads(seen):
-    """Refuse such a run: no recording has what the other thread did, and a number of ours was none there."""
-    sentence = errors.op_elsewhere(seen.elsewhere)
-    refuse(seen, sentence)
-    if seen.live is not None:
-        live.leave(seen, sentence)
-
-
 def given(seen, observer, function, args, kwargs):
     """Call the function, which is observed, with what is to stand for its arguments."""
     result = core.observed(seen.run.returned, observer, function, *live.arguments(seen, args, kwargs))
-    if seen.ranks.pending and is_capture(seen):
+    if seen.ranks.pending and observe.is_capture(seen):
         collectives.wait_pending(seen)
     return result
-
-
-def packing(seen, is_mine):
-    """[bracket, ...]: inside, autograd saves through `pack` where a later backward will need it."""
-    if not seen.run.saves:
-        return []
-    packed = functools.partial(pack, seen.autograd.saved, seen.alive.results)
-    return taps.tap_saves(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
 
 
 def seen_here() -> Seen | None:
@@ -208,15 +181,15 @@ def see_kernel(name: str) -> None:
     """An operator is about to run that reads values for which a replay has no op. It comes from the middle of
     PyTorch: no exception may leave, even in a capture."""
     seen = seen_here()
-    if seen is not None and not seen.inside and asks_on(seen):
-        note_reason(seen, errors.read_behind(name.replace("::", "."), user_line(seen)))
+    if seen is not None and not seen.inside and observe.asks_on(seen):
+        observe.note_reason(seen, errors.read_behind(name.replace("::", "."), observe.user_line(seen)))
 
 
 def see_lift(begins: int) -> None:
     """torch.tensor brings Python's numbers to their device. A capture would copy them from memory of the host's that is
     gone when it is replayed: they are brought for real."""
     seen = seen_here()
-    if begins and seen is not None and is_capture(seen) and not seen.inside:
+    if begins and seen is not None and observe.is_capture(seen) and not seen.inside:
         begin, end = constants.elsewhere(seen)
         seen.constants.lifted[:] = [end]  # an interrupt between the two does no harm
         begin()
@@ -245,7 +218,7 @@ def unpack(saved):
         if saved.at in leaves.gone:
             leaves.late.add(saved.at)
             if leaves.tensors[saved.at].is_cuda:  # nothing has run yet
-                raise Unrecordable(errors.late_read())
+                raise observe.Unrecordable(errors.late_read())
         elif saved.at in leaves.left:
             was_read(leaves, saved.at, id(saved))
         return core.view_like(leaves.tensors[saved.at], saved.like, saved.shift)
@@ -255,8 +228,7 @@ def unpack(saved):
 
 
 def begin_leaves(leaves: Leaves, tensors: Iterable[Any], changed: Iterable[int], spent: Iterable[int]) -> None:
-    """A backward begins, with its graph's lock: another thread may be at one until then. `spent`: which arguments die
-    with it."""
+    """A backward begins, with its graph's lock: others may be at one until then. `spent`: arguments that die."""
     end_leaves(leaves)
     leaves.tensors.extend(tensors)
     leaves.changed.update(changed)
@@ -266,7 +238,6 @@ def begin_leaves(leaves: Leaves, tensors: Iterable[Any], changed: Iterable[int],
 
 
 def end_leaves(leaves: Leaves) -> None:
-    """It is over."""
     for of_a_run in (leaves.tensors, leaves.left, leaves.read, leaves.gone, leaves.changed):
         of_a_run.clear()
 
@@ -281,7 +252,7 @@ def was_read(leaves, at, reader=None):
 def see_higher_order(seen, op):
     """What it runs is no op of a tape's."""
     if not seen.inside:
-        refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
+        observe.refuse(seen, errors.higher_order_op(op.name(), observe.user_line(seen)))
 
 
 def see_reader(seen, function, args, name, t, arguments):
@@ -294,7 +265,7 @@ def see_reader(seen, function, args, name, t, arguments):
     if number is not None:
         return number
     # On a stream of the function's own the bytes would leave before they are computed.
-    beside = is_capture(seen) and torch.cuda.current_stream(seen.run.device) not in forks.STREAMS.values()
+    beside = observe.is_capture(seen) and torch.cuda.current_stream(seen.run.device) not in forks.STREAMS.values()
     answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function, args)
     if answer is None and name == "item" and not beside:
         answer = segments.read_number(seen, t)
@@ -309,7 +280,7 @@ def see_reader(seen, function, args, name, t, arguments):
             seen.touched.setdefault(sid, t)
             seen.written.add(sid)
             if sid in seen.copied.swaps:
-                refuse(seen, errors.memory_read(name, user_line(seen)))
+                observe.refuse(seen, errors.memory_read(name, observe.user_line(seen)))
         return None
     if name in COPIED_OUT and sid in seen.constants.memory:
         return None
@@ -320,15 +291,15 @@ def see_reader(seen, function, args, name, t, arguments):
                 segments.read(seen, values)
             return None
     told = errors.read_behind if name == "ctc_loss" else errors.memory_read
-    refuse(seen, told(name, user_line(seen)))
+    observe.refuse(seen, told(name, observe.user_line(seen)))
     return None
 
 
 def see_parallel(seen, name, module):
     """The forward of a module that spreads the work over processes: it does more than its ops."""
-    line, why = user_line(seen), collectives.why_not(module, seen.run.driver == HOST, seen.run.saves)
+    line, why = observe.user_line(seen), collectives.why_not(module, seen.run.driver == HOST, seen.run.saves)
     if why is not None:
-        refuse(seen, errors.parallel_module(name, line, why))
+        observe.refuse(seen, errors.parallel_module(name, line, why))
         return
     seen.ranks.parallel.append((module, name, line, torch.is_grad_enabled() and module.require_backward_grad_sync))
 
@@ -352,26 +323,26 @@ def see_region(seen, plain, region, inputs):
     seen.written.update(map(core.storage_id, written))
     known = set(map(core.storage_id, given))
     if seen.copied.swaps:
-        inputs[:] = exchange(seen, inputs)
+        inputs[:] = observe.exchange(seen, inputs)
         known.update(core.storage_id(t) for t in inputs if isinstance(t, torch.Tensor))
     del given
     if seen.copied.movable:
-        addresses.stay(seen, addresses.touched(seen, tensors_in((inputs,), [])))
+        addresses.stay(seen, addresses.touched(seen, observe.tensors_in((inputs,), [])))
     seen.alive.objects.append(region)  # it owns constants and kernels
     seen.inside = True
     try:
         results = plain(region, inputs)  # which empties the list
     finally:
         seen.inside = False
-    line = user_line(seen)
-    made = tensors_in((results,), [])
+    line = observe.user_line(seen)
+    made = observe.tensors_in((results,), [])
     for t in made:
         if core.storage_id(t) not in known:
-            note_memory(seen, t, line)
+            observe.note_memory(seen, t, line)
             seen.devices.add(t.device)
     constants.forget(seen, [*made, *written])
     if seen.run.driver == CUDA and not all(t.is_cuda for t in made):
-        refuse(seen, errors.compiled_on_host(line))
+        observe.refuse(seen, errors.compiled_on_host(line))
     seen.alive.results.extend(map(weakref.ref, made))
     if written and seen.copied.swaps:
         mirror(seen, written)
@@ -379,18 +350,16 @@ def see_region(seen, plain, region, inputs):
 
 
 def vet_region(seen, region, inputs, given):
-    """Refuse a compiled region that a replay could not repeat."""
     if seen.cuts.bodies:
-        refuse(seen, errors.body_acts("a compiled region", user_line(seen)))
+        observe.refuse(seen, errors.body_acts("a compiled region", observe.user_line(seen)))
     devices = {t.device for t in given} | {torch.device(name) for name in region.device_types}
     if seen.run.driver != CUDA or "cpu" in {d.type for d in devices}:
-        refuse(seen, errors.compiled_on_host(user_line(seen)))
+        observe.refuse(seen, errors.compiled_on_host(observe.user_line(seen)))
     elif any(is_elsewhere(seen, t) for t in given):
-        refuse(
-            seen, errors.other_device("a compiled region", user_line(seen), given[0].device, name_of(seen.run.device))
-        )
+        home, line = name_of(seen.run.device), observe.user_line(seen)
+        observe.refuse(seen, errors.other_device("a compiled region", line, given[0].device, home))
     elif region.fx_kwargs.get("cudagraphs") or any(isinstance(t, torch.Generator) for t in inputs):
-        refuse(seen, errors.compiled_with_state(user_line(seen)))
+        observe.refuse(seen, errors.compiled_with_state(observe.user_line(seen)))
 
 
 def see_jiterated(seen, plain, owner, name, args, kwargs):
@@ -399,8 +368,8 @@ def see_jiterated(seen, plain, owner, name, args, kwargs):
     tensors = tuple(tensors)
     for t in tensors:
         seen.devices.add(t.device)
-        touch(seen, t)
-    given = exchange(seen, tensors) if seen.copied.swaps else tensors
+        observe.touch(seen, t)
+    given = observe.exchange(seen, tensors) if seen.copied.swaps else tensors
     if seen.copied.movable:
         addresses.stay(seen, addresses.touched(seen, given))
     return plain(*launch, given, numbers)
@@ -410,13 +379,4 @@ def see_compilation(seen):
     """torch.compile compiles: what it runs to that end must not end up in a recording."""
     if seen.run.recording:
         seen.again = True
-        refuse(seen, errors.compiles(user_line(seen)))
-
-
-def is_spent(t: torch.Tensor, since: int) -> bool:
-    """Was t's autograd graph, as far as the call made it, used up by a backward inside the call? Its saved
-    tensors are gone. Asks no hook for them: that of a checkpoint would compute them again."""
-    try:
-        return core.graphs_freed([t], since)
-    except RuntimeError:  # of a Python function
-        return True
+        observe.refuse(seen, errors.compiles(observe.user_line(seen)))

@@ -20,8 +20,7 @@ from .optional import collectives
 
 
 def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn: list[torch.Tensor]) -> None:
-    """Refuse a draw on another GPU than that on which the words of this generator are, which kernels of the recording
-    read."""
+    """Refuse a draw on another GPU than that of this generator's words, which kernels of the recording read."""
     rng = seen.generators.words.get(core.generator_id(generator))
     strange = next((t for t in drawn if t.device != rng.words.device), None) if rng is not None else None
     if strange is not None:
@@ -97,21 +96,19 @@ def vet_gpus(seen: Seen, op: OpOverload, inputs: list[torch.Tensor], met: list[t
     if has_threads() and not core.is_in_node():
         seen.joins = True  # until `run` is over
         torch.autograd.set_multithreading_enabled(False)
-    outside = seen.run.graph is not None or (
-        seen.run.saves and torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    )
+    saves = seen.run.saves and torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    outside = seen.run.graph is not None or saves
     return errors.spread_graph(*told) if outside or has_threads() else None
 
 
 def vet_mixed(seen, call):
-    """CPU tensors in a function on the GPU: numbers that are guarded, constants, and what it brings to the GPU as it
-    is."""
+    """CPU tensors in a function on the GPU: guarded numbers, constants, and what it brings there as it is."""
     op, facts, inputs, constant = call.op, call.facts, call.inputs, call.constant
     on_cpu = [t for t in inputs if not t.is_cuda and t.numel()]
-    if facts.draws and is_hosts(call.kwargs, inputs):
+    if facts.draws and is_hosts(call):
         return host_reason(seen, errors.cpu_state, op)
     if not on_cpu:
-        return host_reason(seen, errors.host_read, op) if is_to_host(inputs, call.kwargs) and not constant else None
+        return host_reason(seen, errors.host_read, op) if is_to_host(call) and not constant else None
     if facts.copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
         return host_reason(seen, errors.host_read, op)
     strange = next((t for t in on_cpu if not fed.may_use(seen, call, t)), None)

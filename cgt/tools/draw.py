@@ -21,47 +21,29 @@ MOST = 64  # letters of a line in a picture
 
 def block_of(state: State, owners: dict[int, State]) -> report.Block:
     """The Block of a function. `owners`: recording -> State, of all."""
-    counts = report.stats_of([state])
+    counts, apart = report.stats_of([state]), report.told_apart(state)
     head, *reasons = report.verdict(state.name, counts)
     facts = [head.removeprefix(f"{state.name}: "), report.describe_counts(counts), *map(str.strip, reasons)]
     facts += [report.describe_rescues(counts)] if counts.rescues else []
-    nodes = [node for node in core.fn_nodes(state.f) if node in state.keep]
-    return report.Block(state.name, "", blocks_behind(state, nodes, owners, NONE, report.told_apart(state)), facts)
+    nodes = {node: core.node_facts(node) for node in core.fn_nodes(state.f) if node in state.keep}
 
-
-def blocks_behind(state, nodes, owners, above, apart):
-    """Blocks of those of the function's recordings that ran behind `above`, another one of these, with none of them
-    between."""
-    mine, groups = set(nodes), {}
-    for node in nodes:
-        parent = parent_of(node)
-        between = parent
-        while between != NONE and between not in mine:
-            between = parent_of(between)
-        if between == above:
-            groups.setdefault(parent, []).append(node)
+    def led_by(node):
+        parent = nodes[node].parent
+        return state, f"behind {owners[parent].name}" if parent in owners and parent not in nodes else ""
 
     def block(node, depth, edge):
-        return recording(state, node, depth, edge, apart[node], blocks_behind(state, nodes, owners, node, apart))
+        below = report.blocks_behind(nodes, node, led_by, block)
+        return recording(state, node, depth, edge, apart[node], below)
 
-    found = []
-    for parent, some in groups.items():
-        edge = f"behind {owners[parent].name}" if parent in owners and parent not in mine else ""
-        found += report.ways(state, some, 0, edge, block)
-    return found
-
-
-def parent_of(node):
-    return core.node_facts(node).parent
+    return report.Block(state.name, "", report.blocks_behind(nodes, NONE, led_by, block), facts)
 
 
 def recording(state, node, depth, edge, apart, below):
     """The Block of a recording, behind `depth` segments that it shares; its backward is one more below it."""
     kept, facts = state.keep[node], core.node_facts(node)
     head, *lines = map(str.strip, report.explain_node(state, node, apart))
-    lines.append(
-        f"guards {len(kept.place_paths)} places" + (f": {report.some(kept.place_paths)}" if kept.place_paths else "")
-    )
+    guarded = f": {report.some(kept.place_paths)}" if kept.place_paths else ""
+    lines.append(f"guards {len(kept.place_paths)} places{guarded}")
     if kept.backward is not None:
         back = block_of(getattr(kept.backward, ATTRIBUTE), {})
         below = [*below, back._replace(edge="its backward")]
@@ -75,15 +57,13 @@ def recording(state, node, depth, edge, apart, below):
 
 def as_dot(block):
     """The language of Graphviz."""
-    lines = [
-        "digraph cgt {",
-        '  node [shape=box, fontname="monospace", fontsize=10];',
-        '  edge [fontname="monospace", fontsize=9];',
-    ]
+    font = 'fontname="monospace", fontsize'
+    lines = ["digraph cgt {", f"  node [shape=box, {font}=10];", f"  edge [{font}=9];"]
 
     def add(one, above):
         me = len(lines)
-        text = "".join(f"{quoted(line)}\\l" for line in (one.title, *map(shortened, one.facts)))
+        facts = [text if len(text) <= MOST else f"{text[: MOST - 1]}…" for text in one.facts]
+        text = "".join(f"{quoted(line)}\\l" for line in (one.title, *facts))
         lines.append(f'  n{me} [label="{text}"];')
         if above is not None:
             lines.append(f'  n{above} -> n{me} [label="{quoted(one.edge)}"];')
@@ -96,10 +76,6 @@ def as_dot(block):
 
 def quoted(text):
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-
-
-def shortened(text):
-    return text if len(text) <= MOST else f"{text[: MOST - 1]}…"
 
 
 # --- .html ------------------------------------------------------------------------------------------

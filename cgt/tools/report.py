@@ -41,7 +41,6 @@ PHASES = ("restore", "capture", "instantiate", "checkpoint")  # Phase in cgt_cor
 
 
 def stats_of(states: list[State]) -> Stats:
-    """Sum of the counters of these functions."""
     totals, past = [0] * len(COUNTERS), [0] * len(COUNTERS)
     reasons, nodes, seconds, backwards = {}, [], dict.fromkeys(("warm", "look", *PHASES), 0.0), []
     for state in states:
@@ -87,9 +86,8 @@ class Memory(NamedTuple):
         lines = []
         for device, total in self.pools.items():
             here = sorted((one for one in self.recordings if one.device == device), key=lambda one: -sum(one[3:6]))
-            lines.append(
-                f"{device}: pool {size(total)}, {len(here)} recordings hold {size(sum(sum(one[3:6]) for one in here))}"
-            )
+            held = sum(sum(one[3:6]) for one in here)
+            lines.append(f"{device}: pool {size(total)}, {len(here)} recordings hold {size(held)}")
             for one in here:
                 made = sorted(one.lines.items(), key=lambda entry: -entry[1])
                 lines.append(
@@ -116,12 +114,10 @@ def memory_of(states: list[State]) -> Memory:
 
 
 def add(a, b):
-    """Counters of two functions together."""
     return [x + y for x, y in zip(a, b, strict=False)]
 
 
 def backwards_of(state):
-    """The jitted backwards of a function's recordings."""
     return [kept.backward for kept in list(state.keep.values()) if kept.backward is not None]
 
 
@@ -130,11 +126,8 @@ def pool_bytes(paths):
     total = core.host_bytes() if 0 in paths else 0
     if paths - {0}:
         ids = core.pool_ids()
-        total += sum(
-            s["total_size"]
-            for s in torch.cuda.memory_snapshot()
-            if tuple(s["segment_pool_id"]) in ids and s["device"] + 1 in paths
-        )
+        mine = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) in ids]
+        total += sum(s["total_size"] for s in mine if s["device"] + 1 in paths)
     return total
 
 
@@ -222,7 +215,7 @@ def explain_node(state: State, node: int, apart: dict[str, str]) -> list[str]:
     lines += explain_numbers(kept, facts)
     told = [(kept.islands, "runs eagerly between its graphs"), (kept.forks, "with bodies that a replay chooses from")]
     lines += [f"    {what}: {some(names)}" for names, what in told if names]
-    lines += [f"    {describe_advance(advance)}" for advance in kept.advances]
+    lines += [f"    {text}" for text in kept.advances]
     if kept.loose:
         lines.append(f"    not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow")
     return lines
@@ -262,7 +255,6 @@ def some(texts: Sequence[str]) -> str:
 
 
 def describe_value(value: Value) -> str:
-    """What the function reads."""
     if value.dtype is None:
         return "any number"
     if value.shape:
@@ -270,18 +262,7 @@ def describe_value(value: Value) -> str:
     return str(torch.frombuffer(bytearray(value.bytes), dtype=value.dtype).item())
 
 
-def describe_advance(advance):
-    """What a replay does to a place."""
-    path, sign, by, times, lines = advance
-    if by is None:
-        return f"appends to {path}" if sign == "append" else f"stores {path}"
-    verb = {"+": "advances", "-": "lowers", "*": "multiplies", "/": "divides"}[sign]
-    often = f", {times} times" if times > 1 else ""
-    return f"{verb} {path} by {by!r}{often} at {', '.join(sorted(set(lines)))}"
-
-
 def device_name(path):
-    """cpu, cuda:0, ..."""
     return "cpu" if path == 0 else f"cuda:{path - 1}"
 
 
@@ -292,7 +273,6 @@ def describe_node(facts: core.NodeFacts, before: int = 0) -> str:
 
 
 def describe_length(facts: core.NodeFacts, n: int) -> str:
-    """How long a recording, or part of it, is."""
     return f"{n} {'ops' if facts.path == 0 else 'graph nodes'}"
 
 
@@ -300,15 +280,17 @@ def explain_tree(states: list[State]) -> str:
     """All recordings as a tree: what ran behind what, how often, and what could not be recorded."""
     owner = {node: state for state in states for node in core.fn_nodes(state.f)}
     facts = {node: core.node_facts(node) for node in sorted(owner)}
-    lines = []
+    lines, led_by = [], lambda node: (owner[node], owner[node].name)
+
+    def block(node, depth, edge):
+        return Block(describe_node(facts[node], depth), edge, blocks_behind(facts, node, led_by, block))
+
     for path in sorted({fact.path for fact in facts.values()}):
-        here = [node for node in facts if facts[node].path == path]
-        leaves = sum(facts[node].children == 0 for node in here)
-        lines.append(
-            f"{device_name(path)}: {len(here)} recordings, {leaves} ways through the program, pool "
-            f"{size(pool_bytes({path}))}"
-        )
-        lines += [line for block in blocks_behind(owner, facts, here, NONE) for line in lines_of(block, "  ")]
+        here = {node: fact for node, fact in facts.items() if fact.path == path}
+        leaves = sum(fact.children == 0 for fact in here.values())
+        told = f"{len(here)} recordings, {leaves} ways through the program, pool {size(pool_bytes({path}))}"
+        lines.append(f"{device_name(path)}: {told}")
+        lines += [line for one in blocks_behind(here, NONE, led_by, block) for line in lines_of(one, "  ")]
     for state in states:
         for text, n in sorted(state.reasons.items(), key=lambda r: -r[1]):
             lines.append(f"{state.name} eager {n}x: {text}")
@@ -325,24 +307,24 @@ class Block(NamedTuple):
     ops: list = []  # (op, line of the user's), of a recording
 
 
-def blocks_behind(owner, facts, here, parent):
-    """Blocks of the recordings that ran behind one node."""
-    children = {}
+ShownAs = Callable[[int, int, str], Block]  # of (a recording, how many values it shares, what leads to it)
+
+
+def blocks_behind(here: dict, above: int, led_by: Callable[[int], tuple[State, str]], block: ShownAs) -> list[Block]:
+    """Blocks of those of these recordings, with their facts, that ran behind `above`, another one of them, with none of
+    them between. `led_by(recording)`: the function's State, and what leads to it."""
+    groups = {}
     for node in here:
-        if facts[node].parent == parent:
-            children.setdefault(owner[node].f, []).append(node)
+        parent = between = here[node].parent
+        while between != NONE and between not in here:
+            between = core.node_facts(between).parent
+        if between == above:
+            groups.setdefault((parent, *led_by(node)), []).append(node)
+    return [one for (_, state, edge), nodes in groups.items() for one in ways(state, nodes, 0, edge, block)]
 
-    def block(node, depth, edge):
-        return Block(describe_node(facts[node], depth), edge, blocks_behind(owner, facts, here, node))
 
-    return [one for nodes in children.values() for one in ways(owner[nodes[0]], nodes, 0, owner[nodes[0]].name, block)]
-
-
-def ways(
-    state: State, nodes: Sequence[int], depth: int, edge: str, block: Callable[[int, int, str], Block]
-) -> list[Block]:
-    """Blocks of a function's recordings that read the same `depth` values so far. `block(recording, depth, edge)`: that
-    of one which reads no more."""
+def ways(state: State, nodes: Sequence[int], depth: int, edge: str, block: ShownAs) -> list[Block]:
+    """Blocks of a function's recordings with the same first `depth` values. `block`: of one without more."""
     found, groups = [], {}
     for node in nodes:
         values = state.keep[node].values if node in state.keep else []

@@ -59,10 +59,10 @@ def recorded(function, *args, **options):
 def misses(f, *args):
     """[(Miss, index)] of the recordings at the place in the tree where this call belongs."""
     state = state_of(f)
-    call = dispatch.flattened(Call(state, f.__wrapped__, NONE, None, args, {}))
+    call = dispatch.plans.flattened(Call(state, f.__wrapped__, NONE, None, args, {}))
     flat = call.flat
     specs = [s for s, (program, _) in state.learnt.programs.items() if program == tuple(flat.program)]
-    path, parent = dispatch.place_in_tree(call, flat.tensors)
+    path, parent = dispatch.plans.place_in_tree(call, flat.tensors)
     spec = specs[0] if specs else NONE
     found = core.node_misses(path, parent, state.f, spec, list(flat.tensors))
     return [(why, index) for _, why, index in found]

@@ -473,7 +473,7 @@ def test_cache_that_grows_is_recorded_when_it_stays(device, monkeypatch, allowed
     for k in range(25):
         x = values(device, seed=k)
         assert torch.equal(f(x), plain(x))
-    assert not captures, "one glance at the place was enough"
+    assert len(captures) == 1, "one recording in vain told of the place"
     s = cgt.stats(f)
     assert len(looks) <= 4 and (s.warmups, s.records, s.eager) == (1, 0, 24)
     assert any("held['k'] gets a tensor of another shape" in told for told in s.reasons)

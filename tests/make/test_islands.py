@@ -139,6 +139,25 @@ def test_runs_once_per_call_between_two_graphs(device, make):
     core.check_table()
 
 
+def test_a_shape_is_a_result_as_it_is(device):
+    """A pytree of torch's it would be, but comes out of one as a tuple."""
+
+    @cgt.eager
+    def shape_of(x):
+        return x.sum(0, keepdim=True).shape
+
+    @cgt.jit
+    def f(x):
+        shape = shape_of(x * 2)
+        assert type(shape) is torch.Size
+        return x + len(shape)
+
+    for k in range(6):
+        x = values(device, seed=k).view(2, -1)
+        assert torch.equal(f(x), x + 2)
+    assert cgt.stats(f).replays == 4, cgt.explain(f)
+
+
 def test_inference_mode(device):
     look = looked(World())
     f, x = cgt.jit(lambda x: (look(x * 2), x + 1)[1]), values(device, 4)

@@ -1004,3 +1004,87 @@ def test_tensor_of_a_number_imports_nothing_in_the_middle_of_a_call():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "3 0\n"
+
+
+@dataclasses.dataclass
+class Progress:
+    """State with a number, as a training loop hands on."""
+
+    x: object
+    n: float
+
+
+HELD = {
+    "dict": lambda x, n: {"x": x, "n": n}, "list": lambda x, n: [x, n], "dataclass": Progress, "inside": lambda x, n: {"a": [x, {"n": n}]},
+    "numbers alone": lambda x, n: [n],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hand_on", [lambda x, held: held, lambda x, held: (x * 2, [held]), lambda x, held: {"k": held}])
+@pytest.mark.parametrize("make", HELD.values(), ids=HELD.keys())
+def test_container_among_the_arguments_that_is_handed_out_has_todays_numbers(device, make, hand_on):
+    f = cgt.jit(hand_on)
+    for k in range(8):
+        x = torch.full((3,), float(k), device=device)
+        assert identical(f(x, make(x, k + 0.5)), hand_on(x, make(x, k + 0.5))), k
+    for _ in range(3):
+        assert identical(f(x, make(x, 9.5)), hand_on(x, make(x, 9.5)))
+    assert cgt.stats(f).replays >= 2
+
+
+def counts_in_a_dict(o, x, k):
+    o.held["n"] += 1
+    return x * 2, o.held
+
+
+def stores_in_a_dict(o, x, k):
+    o.held["n"] = k
+    return [o.held, x * 2]
+
+
+def reads_a_number(o, x, k):
+    o.held["n"] = x.sum().item()
+    return x * o.held["m"], o.held
+
+
+def counts_in_a_dataclass(o, x, k):
+    o.state.n += 1
+    return o.state
+
+
+def stores_in_a_dataclass(o, x, k):
+    o.state.x = x * 2
+    return {"state": o.state}
+
+
+def hands_out_fields(o, x, k):
+    o.state.n += k
+    return x * 1, vars(o.state)
+
+
+FROM_OUTSIDE = (
+    counts_in_a_dict, stores_in_a_dict, reads_a_number, counts_in_a_dataclass, stores_in_a_dataclass, hands_out_fields,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FROM_OUTSIDE)
+def test_container_from_outside_that_is_handed_out_has_todays_numbers(device, function):
+    def run(wrap):
+        o, found = Box(held={"n": 1, "m": 2.0}, state=Progress(torch.zeros(3, device=device), 1.0)), []
+        f = wrap(lambda x, k: function(o, x, k))
+        for k in range(9):
+            found.append(repr((f(torch.full((3,), float(k), device=device), k), o.held, o.state)))
+            if k in (3, 6):
+                o.held["m"], o.state.n = k * 1.5, k * 2.5
+        return found
+
+    assert run(cgt.jit) == run(lambda f: f)
+
+
+def test_container_of_tensors_from_outside_that_is_handed_out_replays(device):
+    held = {"a": torch.zeros(3, device=device), "b": [torch.ones(3, device=device)]}
+    f = cgt.jit(lambda x: (held["a"].add_(x), held))
+    for k in range(6):
+        _, out = f(torch.full((3,), float(k), device=device))
+        assert out["a"] is held["a"] and out["b"][0] is held["b"][0]
+    assert cgt.stats(f).replays == 4
