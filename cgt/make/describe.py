@@ -482,7 +482,7 @@ def describe_puts(plan, seen, slots, paths, near, outs, out):
         row = describe_put(known, place, at, j, readout.marked(seen, value))
         if isinstance(row, str):
             return row
-        if row.times and (left[id(value)] or id(value) in made):
+        if type(row.by) is Made and (left[id(value)] or id(value) in made):
             box = made.get(id(value))
             make = functools.partial(make_first, made.setdefault(id(value), []), row.by.make)
             make = make if box is None else functools.partial(take_made, box, not left[id(value)])

@@ -509,7 +509,7 @@ def filled(seen, value):
         return settle(value)
     number = value.node.value
     words = torch.tensor(number, dtype=torch.float64 if type(number) is float else torch.int64, device="cpu")
-    seen.readouts.rows.append((pytree.Readout(words, pytree.ITEM, trace.line(), row=row), None))
+    seen.readouts.rows.append((pytree.Readout(words, torch.Tensor.tolist, trace.line(), row=row), None))
     return seen.readouts.rows[-1][0]
 
 
