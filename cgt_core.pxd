@@ -90,7 +90,7 @@ cpdef enum:                 # OutKind: outs.kind
     INPUT                   # the very tensor in slot `ref`
     AGAIN                   # the very tensor of output `ref`
     PART                    # a view that autograd makes, since it requires grad: value `ref` of those of ops
-    READOUT                 # no tensor: what ops[0] makes of memory of the host that the graph writes
+    READOUT                 # no tensor: number `ref`, or what ops[0] makes of memory of the host that the graph writes
     # a tensor subclass: what ops[0] makes around outputs ops[1], which are its attributes ops[2]
     WRAPPER
 

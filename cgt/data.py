@@ -497,8 +497,6 @@ class Watch(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """What must stay alive."""
-
     objects: list  # that a replay needs
     memory: list  # that a tape needs
     names: list  # in a recording: what keeps the names of new memory their own
@@ -560,7 +558,7 @@ class Seen:
     # what it showed
     reason: str | None = None  # the first thing that forbids replay
     made: dict = fresh(dict)  # memory -> line that made it
-    blank: dict = fresh(dict)  # memory -> blank.Blank
+    blank: dict = fresh(dict)  # memory that no op wrote -> line that made it
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)
     raw: set = fresh(set)  # memory whose address was asked for

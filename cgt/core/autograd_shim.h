@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -270,13 +271,12 @@ static void sinks_open(PyObject* capsule, PyObject* tensors) {
   Sinks& sinks = inside<Sinks>(capsule);
   std::vector<at::Tensor> flows = tensors_of(tensors);
   for (size_t k = 0; k < flows.size(); ++k) {
-    if (!flows[k].requires_grad()) {
+    if (flows[k].requires_grad()) {
+      sinks.nodes[k] = node_ptr(new Sink());
+      sinks.nodes[k]->add_input_metadata(flows[k]);
+    } else {
       flows[k].reset();
-      continue;
     }
-    auto* sink = new Sink();
-    sinks.nodes[k] = node_ptr(sink);
-    sink->add_input_metadata(flows[k]);
   }
   ag::edge_list ends = edges_of(flows);
   for (size_t k = 0; k < flows.size(); ++k)
@@ -344,8 +344,7 @@ static bool graph_heard(PyObject* t, int steps) {
     if (!node->pre_hooks().empty() || !node->post_hooks().empty() || !node->tensor_pre_hooks().empty() ||
         !node->retains_grad_hooks().empty())
       return true;
-    NodePtr next = node->next_edge(0).function;
-    node = std::move(next);
+    node = NodePtr(node->next_edge(0).function);
   }
   return false;
 }
@@ -369,6 +368,9 @@ static void sinks_cut(PyObject* capsule) {
   Sinks& sinks = inside<Sinks>(capsule);
   std::vector<int> reached(sinks.nodes.size(), 0);
   sinks_walk(sinks, true, &reached);
+  for (const NodePtr& node : sinks.graph)      // an op in place on a view: its own node leads where the one around does
+    if (auto* slices = dynamic_cast<ag::CopySlices*>(node.get()))
+      for (uint32_t k = 1; k < slices->num_outputs(); ++k) slices->fn->next_edges()[k] = slices->next_edge(k);
   for (ag::Edge& end : sinks.ends)
     if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
   sinks.roots.clear();

@@ -142,7 +142,7 @@ cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
         if g.grad_of == o.grad_slot and g.binding != UNUSED: o.reads_old = True
     if not o.hidden: node.n_given += 1
     if o.kind == SHARED: node_out(t, node, o.ref).sharers += 1
-    if o.kind == READOUT: node.waits = 1
+    if o.kind == READOUT and o.ref == NONE: node.waits = 1
     o.keys = tensor_keys(x)
     o.data_kind = impl_kind(tensor_impl(x))
     o.ndim = tensor_ndim(x)

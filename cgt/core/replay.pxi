@@ -241,7 +241,8 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
             parts = True
             tensors.push_back(NULL)
         elif o.kind == READOUT:
-            what = (<object>o.ops)[0](<object>o.proto)
+            what = number_value(node_number(t, node_row(t, n), o.ref)) if o.ref != NONE \
+                else (<object>o.ops)[0](<object>o.proto)
             views = owned(views, what)
             tensors.push_back(<PyObject*>what)
         else:                           # INPUT or VIEW

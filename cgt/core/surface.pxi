@@ -252,7 +252,7 @@ def node_facts(int n):
         o = node_out(&TABLE, node_now(n), k)
         # not being freed
         if o.kind == FRESH and o.proto is not NULL: outs.append((out_line(o), storage_nbytes(o.proto)))
-        elif o.kind == READOUT and o.line is not NULL: readouts.append(<object>o.line)
+        elif o.kind == READOUT and o.ref == NONE and o.line is not NULL: readouts.append(<object>o.line)
     slots = [slot_facts(n, k, written, told) for k in range(node_now(n).len[SLOTS])]
     return NodeFacts(
         node_now(n).fn, node_now(n).spec, node_now(n).path, node_now(n).parent, node_now(n).depth, node_now(n).children,

@@ -371,7 +371,8 @@ cdef int table_check(Table* t) except -1:
             o = node_out(t, n, j)
             assert o.kind in (FRESH, READOUT) or o.ref >= 0, "an output that refers to nothing"
             # A part comes of outputs that are told beside it.
-            assert o.kind == PART or o.ref < (n.len[SLOTS] if o.kind in (VIEW, INPUT) else j), "a later output's"
+            assert o.kind == PART or o.ref < (n.len[SLOTS] if o.kind in (VIEW, INPUT)
+                                              else n.len[NUMBERS] if o.kind == READOUT else j), "a later output's"
             assert o.kind != SHARED or node_out(t, n, o.ref).kind == FRESH, "shared of fresh"
     for k in range(t.paths.n):
         j = path_row(t, k).current

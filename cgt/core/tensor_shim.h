@@ -397,15 +397,17 @@ static PyObject* tensor_like(PyObject* base, PyObject* like, int64_t shift) {
 }
 
 // An output that is a view of an input: a real view of today's input, as autograd knows views. `made`: its
-// CreationMeta, by which it refuses writes.
+// CreationMeta, by which it refuses writes; -1: autograd knows none (detach()); -2: versions are its own, too (.data).
 static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
                           const int64_t* dims, int made) {
   c10::TensorImpl* b = impl_of(base);
   int64_t item = static_cast<int64_t>(b->dtype().itemsize());
-  // What the function returned does not require grad: if the base does, it was detached.
-  if (b->dtype() != impl_of(proto)->dtype() || b->key_set().raw_repr() != keys || shift % item ||
-      autograd_state(b) != PLAIN_TENSOR)
-    return tensor_over(base, proto, keys, shift, ndim, dims);
+  if (made < 0 || b->dtype() != impl_of(proto)->dtype() || b->key_set().raw_repr() != keys || shift % item ||
+      autograd_state(b) != PLAIN_TENSOR) {
+    PyObject* over = tensor_over(base, proto, keys, shift, ndim, dims);
+    if (made == -2) impl_of(over)->set_version_counter(c10::VariableVersion(0));
+    return over;
+  }
   at::Tensor t(reinterpret_cast<PyTensor*>(base)->cdata);
   at::Tensor view = t.as_strided(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim),
                                  impl_offset(b) + shift / item);

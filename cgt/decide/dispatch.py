@@ -39,7 +39,7 @@ from ..make.plan import (
 from ..numbers import counters, live
 from ..run import blank, tokens
 from ..run.observe import note_strays, observe
-from ..run.taps import is_alone, threads_beside
+from ..run.taps import threads_beside
 from ..words import errors, options, private, pytree
 from ..words.private import outside_dynamo
 from . import account, audit, lessons, logs, verdicts
@@ -378,7 +378,7 @@ def draft_node(call, attempt):
 
 def find_moving(state, plan, seen):
     """The plan, with the places that the run changed and did not read; `free` is None where that is not known."""
-    ran = code_of(state) | seen.code.ran
+    ran = moving.counted(state, code_of(state) | seen.code.ran)
     rows = moving.find(plan.places, plan.found.owners, ran, seen) | dict.fromkeys(plan.found.hidden)
     found = moving.find_puts(plan, ran, seen, describe.is_guarded_as)
     if found is None:
@@ -387,7 +387,7 @@ def find_moving(state, plan, seen):
     plan.places.extend(more)
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and moving.is_replaced(plan.places[k])]
     stored = [k for k in live.stored_in(seen, plan.places) if k not in free and k not in rows]
-    flags = moving.find_flags(plan, {*rows, *free, *stored, *plan.follows}) if is_alone() else []
+    flags = moving.find_flags(plan, {*rows, *free, *stored, *plan.follows}) if not threads_beside() else []
     changed = (*replaced, *stored, *flags, *plan.found.hidden)
     puts = [*puts, *((places.Put("", "", None, plan.places[k]), k) for k in changed)]
     own = range(len(plan.places), len(plan.places) + len(seen.own))

@@ -82,8 +82,7 @@ def is_one(value: object) -> bool:
 
 @functools.lru_cache(KEPT)
 def tells_apart(code: types.CodeType) -> bool:
-    """May this code tell a blind from its object: does it ask for an id or an exact type, or compare by `is` with what
-    is no constant?"""
+    """May this code tell a blind from its object: by an id, an exact type, or `is` with what is no constant?"""
     if "id" in code.co_names or not ("type" in code.co_names or b.has(code, IS)):
         return "id" in code.co_names
     reading = b.read(code)

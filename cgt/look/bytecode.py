@@ -80,8 +80,7 @@ class Reading(NamedTuple):
         return call if call is not None and self.steps[call].does == CALL and self.callee(call) == at else None
 
     def stores_seen(self, name: str) -> dict[int, set[int]]:
-        """{step that reads this local variable: those that may have stored what it finds}. -1: the caller, or nobody
-        since it was deleted."""
+        """{step that reads this local: those that may have stored what it finds}. -1: the caller, or nobody."""
         found: dict[int, set[int]] = {}
         changes = [at for at, step in enumerate(self.steps) if changes_local(step, name)]
         for change in (-1, *changes):
@@ -197,11 +196,10 @@ def guards_of(code, offsets):
 
 def lines_of(code, offsets):
     """The line of each step; what has none belongs to the one before."""
-    lines, line = [], code.co_firstlineno
-    for _, end, here in code.co_lines():
-        line = here or line
-        lines += [line] * (bisect.bisect_left(offsets, end) - len(lines))
-    return lines
+    lines, known = [code.co_firstlineno], [line for line, *_ in code.co_positions()]
+    for offset in offsets:
+        lines.append(known[offset // 2] or lines[-1])
+    return lines[1:]
 
 
 def walk(steps, leads, guards, targets):

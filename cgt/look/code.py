@@ -26,7 +26,7 @@ KEPT = 1 << 14  # code objects of which it is remembered what they read
 
 # triton's launchers fill caches of their own while they run: guarding those would never hold
 LIBRARIES = frozenset(("torch", "numpy", "triton", "cgt"))
-AMBIENT = sys.stdlib_module_names | LIBRARIES
+AMBIENT = (sys.stdlib_module_names | LIBRARIES) - {"types"}  # of which what make_dataclass makes says it is
 
 
 def is_ambient(module_name: object) -> bool:
@@ -81,16 +81,15 @@ def family(code: types.CodeType) -> list[types.CodeType]:
 
 def that_reads_more(fresh: set[types.CodeType], known: set[types.CodeType]) -> list[types.CodeType]:
     """The code among `fresh` that can read what none of the `known` can: by other names, or in variables of its own."""
-    names, probed = (
-        {name for one in known for name in getattr(code_reads(one), field)} for field in ("names", "probed")
-    )
-    return [one for one in fresh - known if reads_beyond(code_reads(one), names, probed, one.co_filename)]
+    read = list(map(code_reads, known))
+    names, probed = set().union(*(one.names for one in read)), set().union(*(one.probed for one in read))
 
+    def is_more(code):
+        reads, is_torchs = code_reads(code), code.co_filename.startswith(BEARERS)
+        own = not is_torchs and (reads.globals or reads.cells or reads.imports)
+        return own or not (reads.names.keys() <= names and reads.probed.keys() <= probed)
 
-def reads_beyond(reads, names, probed, filename):
-    if not (reads.names.keys() <= names and reads.probed.keys() <= probed):
-        return True
-    return not filename.startswith(BEARERS) and bool(reads.globals or reads.cells or reads.imports)
+    return list(filter(is_more, fresh - known))
 
 
 class Reads(NamedTuple):
@@ -145,17 +144,14 @@ STORERS = frozenset(("setattr", "delattr"))
 
 def asked_for(code: types.CodeType, functions: Container[str]) -> list[str | None]:
     """The names that the code gives to these functions, as their second argument; None for one that is not in it."""
-    reading = b.read(code)
-    globals_ = [at for at, step in enumerate(reading.steps) if FIELDS.get((step.does, step.where)) == "globals"]
-    return [second_argument(reading, at) for at in globals_ if reading.steps[at].name in functions]
-
-
-def second_argument(reading, at):
-    """The text that is the second argument where what this step reads is called; None: unclear."""
-    call = reading.call_of(at)
-    made_by = reading.maker(call, 3) if call is not None and len(reading.takes[call]) > 3 else None
-    text = reading.steps[made_by].name if made_by is not None and reading.steps[made_by].does == b.CONSTANT else None
-    return text if isinstance(text, str) else None
+    reading, found = b.read(code), []
+    for at, step in enumerate(reading.steps):
+        if FIELDS.get((step.does, step.where)) == "globals" and step.name in functions:
+            call = reading.call_of(at)
+            made_by = reading.maker(call, 3) if call is not None and len(reading.takes[call]) > 3 else None
+            second = reading.steps[made_by] if made_by is not None else step
+            found.append(second.name if second.does == b.CONSTANT and isinstance(second.name, str) else None)
+    return found
 
 
 # --- who can tell what stands for a number ------------------------------------------------------
@@ -178,8 +174,7 @@ def tells_apart(code: types.CodeType) -> str | None:
 
 
 def asks_type(reading: b.Reading, at: int) -> bool:
-    """Is type() looked up here, for more than the type's name, method or text, or of a constant or `self`?
-    (isinstance() asks for no exact type.)"""
+    """Is type() looked up here, for more than a type's name, method or text, or of a constant or `self`?"""
     if not is_global(reading.steps[at], ("type",)):
         return False
     call = reading.call_of(at)
@@ -209,19 +204,11 @@ def is_global(step: b.Step, names: tuple[str, ...]) -> bool:
 
 
 def classes_caught(reading):
-    """The steps that name a class among which TypeError is, where a handler asks for it; those that begin a handler
-    of anything."""
-    steps, found, todo = reading.steps, set(), []
-    for at, step in enumerate(steps):
-        if step.does == b.CATCH:
-            todo += reading.takes[at]
-        if step.does == b.HANDLE and steps[at + 1].does == b.DROP:
-            found.add(at)
-    for makers in todo:  # which grows
-        for at in makers - b.UNKNOWN:
-            found.update({at} if is_global(steps[at], WIDE) else ())
-            todo += reading.takes[at] if steps[at].does == b.GATHER else ()
-    return found
+    """Steps that name what catches TypeError, in code with named handlers; those that begin one of anything."""
+    steps = reading.steps
+    asks = any(step.does == b.CATCH for step in steps)
+    named = {at for at, step in enumerate(steps) if asks and is_global(step, WIDE)}
+    return named | {at for at, step in enumerate(steps[:-1]) if step.does == b.HANDLE and steps[at + 1].does == b.DROP}
 
 
 WIDE = ("TypeError", "Exception", "BaseException")

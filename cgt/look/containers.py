@@ -17,8 +17,7 @@ FIELDS = "__dataclass_fields__"  # the module that tells them would count as cod
 
 
 def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
-    """[(step of the path, key, child)] of a container whose entries can be exchanged, or which can be made anew; else,
-    or of a large one, []."""
+    """[(step of the path, key, child)] of a container that can be made anew or in place; else, or if large, []."""
     kind = type(value)
     if isinstance(value, (dict, list, tuple)) and len(value) > MOST_ENTRIES:
         return []
@@ -44,11 +43,8 @@ def numbers_of(path: str, value: Any, depth: int = DEEPEST) -> list[tuple[str, i
     if type(value) in (int, float):
         return [(path, value)]
     parts = parts_of(value) if depth else []
-    if (
-        len(parts) > MOST_IN_ROW
-        and isinstance(value, (list, tuple))
-        and all(type(x) in (int, float) for *_, x in parts)
-    ):
+    is_row = isinstance(value, (list, tuple)) and all(type(x) in (int, float) for *_, x in parts)
+    if is_row and len(parts) > MOST_IN_ROW:
         return []
     return [one for step, _, x in parts for one in numbers_of(path + step, x, depth - 1)]
 
@@ -87,14 +83,16 @@ def put_back(exchanged: list[tuple]) -> str | None:
 def replaced(value: Any, leaf: Callable[[Any], object], done: set[int]) -> Any:
     """The value with leaf(entry) for each entry of its tuples, lists and dicts: tuples anew, the others in place, as
     they may be the user's. They may hold themselves: `done` has ids of those that are."""
-    if type(value) not in (list, dict, tuple):
+    kind = type(value)
+    is_row = kind is tuple or is_namedtuple(value)
+    if not (is_row or kind is list or kind is dict):
         return leaf(value)
     if id(value) in done:
         return value
     done.add(id(value))
-    if type(value) is tuple:
-        parts = tuple(replaced(one, leaf, done) for one in value)
-        return value if all(map(operator.is_, parts, value)) else parts
+    if is_row:
+        parts = [replaced(one, leaf, done) for one in value]
+        return value if all(map(operator.is_, parts, value)) else tuple.__new__(kind, parts)
     for key, one in list(enumerate(value) if type(value) is list else value.items()):
         value[key] = replaced(one, leaf, done)
     return value
@@ -141,15 +139,7 @@ def is_same_entries(now, was):
 def restore(held: Iterable[tuple[dict | list | collections.deque | set, list]]) -> None:
     """Let dicts and lists hold what they held. Past the methods of classes that people made, which may do more."""
     for home, was in held:
-        if is_same_entries(entries(home), was):
-            continue
-        if isinstance(home, list):
-            list.__setitem__(home, slice(None), was)
-            continue
-        if type(home) in NO_PLACES:
-            home.clear()
-            (home.extend if type(home) is collections.deque else home.update)(was)
-            continue
-        kind: Any = collections.OrderedDict if isinstance(home, collections.OrderedDict) else dict
-        kind.clear(home)
-        kind.update(home, was)
+        if not is_same_entries(entries(home), was):
+            kind: Any = next(k for k in (list, collections.OrderedDict, dict, *NO_PLACES) if isinstance(home, k))
+            kind.clear(home)
+            (kind.extend if kind in (list, collections.deque) else kind.update)(home, was)

@@ -16,12 +16,10 @@ from . import places
 def lone_empties(found: list[places.Place]) -> list[int]:
     """Positions of the places whose value is an empty container that nobody else holds."""
     rows = [
-        k
-        for k, p in enumerate(found)
+        k for k, p in enumerate(found)
         if (p.kind == CELL or (p.kind == DICT_ITEM and places.is_simple(p.key)))
-        and any(type(p.want) is cls for cls in places.EMPTIABLE)
-        and not p.want
-    ]
+        and any(type(p.want) is cls for cls in places.EMPTIABLE) and not p.want
+    ]  # fmt: skip
     ours = count_references(found, rows)
     return [k for k in rows if references(found[k]) == ours[id(found[k].want)] + 1]
 

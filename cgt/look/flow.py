@@ -107,8 +107,7 @@ def line_at(code: types.CodeType, reading: b.Reading, at: int) -> str:
 
 
 def mentions(reading, at):
-    """(where, name) of all that a step reads, stores or deletes by name. A method that is called does not count:
-    numbers are none."""
+    """(where, name) of all that a step reads, stores or deletes; but no method that is called: numbers are none."""
     step = reading.steps[at]
     if step.does == b.CONSTANT:
         words = texts_in(step.name)
@@ -249,17 +248,8 @@ def may_mention(code, words):
     named = {*code.co_names, *code.co_freevars, *code.co_cellvars}
     if not (named.isdisjoint(words) and named.isdisjoint(OPENERS) and named.isdisjoint(BY_NAME)):
         return True
-    return b.has(code, MATCHES) or may_say(code.co_consts, {word for word in words if isinstance(word, str)})
-
-
-def may_say(constants, words):
-    """Is one of the words in a text among these?"""
-    for one in constants:
-        if isinstance(one, (tuple, frozenset)) and may_say(one, words):
-            return True
-        if isinstance(one, str) and any(word in one for word in words):
-            return True
-    return False
+    said = repr(code.co_consts)
+    return b.has(code, MATCHES) or any(isinstance(word, str) and word in said for word in words)
 
 
 NAMED = (b.ATTRIBUTE, b.GLOBAL, b.VARIABLE)

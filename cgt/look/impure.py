@@ -64,8 +64,7 @@ LOADERS = "torch.serialization", "numpy.lib", "numpy._core.memmap", "numpy.core.
 
 
 def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A bracket: inside, the code that starts is added to seen.code.started, and the first call of an impure builtin
-    where `is_mine()` becomes the reason."""
+    """A bracket: code that starts is added to seen.code.started; the first impure call, if mine, is the reason."""
     return tap_calls(seen.code.started, IMPURE, functools.partial(note_call, seen, is_mine), seen.code.beside)
 
 
@@ -84,8 +83,7 @@ def asks_ids(ran: set[types.CodeType | None]) -> bool:
 
 
 def imported(started: set[types.CodeType | None]) -> set[str]:
-    """The files of modules that were imported and are not libraries': with their bodies ran code that later calls do
-    not run."""
+    """Files of modules, but of libraries, that were imported: with their bodies ran what later calls do not run."""
     bodies = {c.co_filename for c in list(started) if c is not None and c.co_name == "<module>" and is_read(c)}
     modules = sys.modules.values() if bodies else ()
     # The rest is somebody's exec.
@@ -154,15 +152,13 @@ def vet(before: list[tuple[str, object, object]], seen: Seen) -> str | None:
 
 def moved(before: list[tuple[str, object, object]], seen: Seen) -> Iterator[str]:
     """A sentence for each that did."""
+    started = list(seen.code.started)  # a run under way still adds some
+    hides = None in started or any(map(is_compiled, started))
     for path, source, state in before:
-        if has_moved(source, state, seen.code.started):
+        is_code = type(state) is types.CodeType
+        gave = hides or state in started if is_code else state is UNKNOWN or marked(state) != marked(state_of(source))
+        if gave:
             yield (errors.outside_draw if is_random(type(source)) else errors.advanced)(path)
-
-
-def has_moved(source, state, started):
-    if type(state) is types.CodeType:  # a run under way still adds some
-        return state in started or None in started or any(map(is_compiled, list(started)))
-    return state is UNKNOWN or marked(state) != marked(state_of(source))
 
 
 def put_back(before: list[tuple[str, object, Any]]) -> None:

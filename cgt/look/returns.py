@@ -51,16 +51,11 @@ class Kept(NamedTuple):
 
 
 def uses_behind(
-    frame: types.FrameType,
-    answers: tuple[str, ...],
-    runner: types.CodeType,
-    function: Callable[..., object],
-    args: tuple,
+    frame: types.FrameType, answers: tuple[str, ...], runner: types.CodeType, function: Callable, args: tuple
 ) -> list[str | Kept] | None:
-    """If this frame is at the call of a method without arguments, or of float(), and what that gives only comes to
-    comparisons, arithmetic, what is found here by name and to the result of `function`, which code `runner` runs with
-    `args`: [RETURNED, COMPARED, COMPUTED, Kept, ...] or less; else None. `answers`: names of methods that may be called
-    of it, and give more of the like."""
+    """[RETURNED, COMPARED, COMPUTED, Kept, ...] or less, if this frame is at the call of a method without arguments, or
+    of float(), and what that gives only comes to such, in frames up to that of `function`, which code `runner` runs
+    with `args`; else None. `answers`: methods that may be called of it, and give more of the like."""
     if not is_asked(frame):
         return None
     frames = [frame]
@@ -216,8 +211,7 @@ def called_by(who, offset):
 
 
 def value_of(who, name):
-    """What a variable of a function is, if it never changes: a global, one of an outer function, the method's
-    object."""
+    """What a variable is, if it never changes: a global, an outer function's, the object whose method it is."""
     code = who.function.__code__
     if name in code.co_freevars:
         cell = who.function.__closure__[code.co_freevars.index(name)]

@@ -43,7 +43,7 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     if lost is not None:
         seen.again = True
         return errors.copied_and_written(lost)
-    reason = vet_backward(plan.graph, seen, [s.example for s in slots]) or vet_constants(out, plan)
+    reason = plan.graph and vet_backward(plan.graph, seen, [s.example for s in slots]) or vet_constants(out, plan)
     if reason is not None:
         return reason
     near = by_storage(slots)
@@ -134,16 +134,16 @@ class SlotFacts(NamedTuple):
     begun: list  # as of begin_to_require
     first_of: dict  # id of an argument -> the first leaf that it is
     at: dict  # address -> how many tensors begin there
-    there: set  # ids of what a place holds: an argument among them must be that very tensor
 
 
 def describe_slots(plan, seen):
     """(a row per argument leaf, then one per reached tensor; their paths; which of them the run wrote)."""
     tensors, leaves, slots = plan.tensors, len(plan.flat.tensors), []
+    there = {id(p.want) for p in plan.places}  # an argument that is in a place must be that very tensor
     facts = SlotFacts(
         tensors, copied_with(plan, seen), counters.rows_of(seen), begin_to_require(plan),
         {id(t): k for k, t in reversed(list(enumerate(plan.flat.tensors)))},
-        collections.Counter(map(core.address, {id(t): t for t in tensors}.values())), {id(p.want) for p in plan.places},
+        collections.Counter(map(core.address, {id(t): t for t in tensors}.values())),
     )  # fmt: skip
     for k, t in enumerate(tensors):
         is_leaf = k < leaves
@@ -152,8 +152,7 @@ def describe_slots(plan, seen):
         binding = binding_of(plan, seen, facts, k, touched)
         copy, back = copies_of(seen, facts, k, binding)
         if is_leaf:
-            there = t if id(t) in facts.there else None
-            leaf, (kept, owner, _) = k, plan.also.get(id(t), (there, core.NONE, ()))
+            leaf, (kept, owner, _) = k, plan.also.get(id(t), (t if id(t) in there else None, core.NONE, ()))
             same, apart = identity_of(facts, k, binding) if plan.graph is None else (core.NONE, False)
         else:  # a gradient is found at the call, and nobody but its owner holds it
             leaf, kept, same, apart = core.NONE, t if owner == core.NONE else None, core.NONE, False
@@ -257,11 +256,9 @@ def copied_with(plan, seen):
     return copied | {id(tensors[k]): k for k in seen.copied.copies}
 
 
-def vet_backward(graph: Graph | None, seen: Seen, tensors: list[torch.Tensor]) -> str | None:
+def vet_backward(graph: Graph, seen: Seen, tensors: list[torch.Tensor]) -> str | None:
     """A sentence if a recorded graph read a tensor that it was not given: another call's run would read
     the recorded call's."""
-    if graph is None:
-        return None
     known = {core.storage_id(t) for t in (*tensors, *graph.loose)}
     read = {sid for sid, t in seen.touched.items() if t.numel()}
     # Code that could hand a kernel, which no op shows, what it kept itself.
@@ -337,7 +334,7 @@ def describe_outs(plan, seen, out, slots, near):
         elif id(t) in by_id:
             row = OutRow(core.INPUT, by_id[id(t)], ghost(t))
         elif told:
-            row = OutRow(core.READOUT, core.NONE, t, line=leaf.line, ops=(leaf.make,))
+            row = OutRow(core.READOUT, leaf.row, t, line=leaf.line, ops=(leaf.make,))
         elif id(t) in made.numbers:
             row = OutRow(core.PART, made.numbers[id(t)], ghost(t), ops=ops)
         else:
@@ -372,7 +369,9 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=core.N
         k, _ = slot_at(leaf, near)
     if k != core.NONE or sid in seen.copied.buffers:
         shift = core.address(t) - core.address(base)
-        return errors.odd_root(path) if t.requires_grad else OutRow(core.VIEW, k, ghost(t), shift, creation_meta(t))
+        made = -1 - (core.version_counter(t) != core.version_counter(base))  # see out_view in the core
+        made = creation_meta(t) if t._base is (base if base._base is None else base._base) else made
+        return errors.odd_root(path) if t.requires_grad else OutRow(core.VIEW, k, ghost(t), shift, made)
     if sid not in seen.made:
         return errors.unknown_output(path)
     first = first_of.setdefault(sid, index)
@@ -452,14 +451,31 @@ def describe_puts(plan, seen, slots, paths, near, outs, out):
         output_of={id(t): k for k, t in reversed(list(enumerate(out.tensors)))},
         first_of={core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == core.FRESH},
     )  # fmt: skip
+    came = [(p.place, at, j, x) for p, at in plan.changes.puts for j, x in enumerate(came_to(p.place))]
+    left, made = collections.Counter(id(value) for *_, value in came), {}
     effects = []
-    for put, at in plan.changes.puts:
-        for j, value in enumerate(readout.marked(seen, came_to(put.place))):
-            row = describe_put(known, put.place, at, j, value)
-            if isinstance(row, str):
-                return row
-            effects.append(row)
+    for place, at, j, value in came:
+        left[id(value)] -= 1
+        row = describe_put(known, place, at, j, readout.marked(seen, value))
+        if isinstance(row, str):
+            return row
+        if row.times and (left[id(value)] or id(value) in made):
+            box = made.get(id(value))
+            make = functools.partial(make_first, made.setdefault(id(value), []), row.by.make)
+            make = make if box is None else functools.partial(take_made, box, not left[id(value)])
+            row = row._replace(by=row.by._replace(make=make))
+        effects.append(row)
     return effects
+
+
+def make_first(box, make, parts):
+    """What comes to several places is one."""
+    box.append(make(parts))
+    return box[-1]
+
+
+def take_made(box, last, parts):
+    return box.pop() if last else box[-1]
 
 
 def came_to(place: places.Place) -> list:
@@ -584,10 +600,9 @@ def vet_changes(plan: Plan, ran: set[types.CodeType]) -> str | None:
     changed = places.find_grown(plan.found.sizes)
     if changed is None:
         begun = {id(plan.flat.tensors[k]) for k in begin_to_require(plan)}
-        other = [
-            path for path, t, was in slots_before(plan) if grads_of(t)[id(t) in begun :] != was.grads[id(t) in begun :]
-        ]
-        changed = other[0] + ".requires_grad, or a hook of it," if other else None
+        for path, t, was in slots_before(plan):
+            if grads_of(t)[id(t) in begun :] != was.grads[id(t) in begun :]:
+                changed = path + ".requires_grad, or a hook of it,"
     if changed is None and core.ambient() != plan.ambient:
         changed = "a mode or setting of torch"
     return changed and errors.changed_state(changed)

@@ -8,7 +8,7 @@ import torch
 from cgt_core import CUDA, DICT_LEN, EMPTY, FRESH, LIST_LEN, SHARED
 
 from ..data import Draft, Plan, Seen
-from ..look import places
+from ..look import containers, places
 from ..run.devices import settle
 from ..run.observe import collect, held
 from ..words import errors, pytree
@@ -57,6 +57,11 @@ def vet_escapes(plan: Plan, seen: Seen, draft: Draft) -> str | None:
 def vet_shared(plan: Plan, seen: Seen, result: object) -> str | None:
     """A sentence if somebody else holds a list or dict of the result that has to do with what the call made, or came to
     a place: it must stay the very one that the function returned. Asked before the result is taken apart."""
+    homes = [home for home, _ in containers.contents([result])]
+    known = {id(one) for p in plan.places for one in (p.home, p.want, places.dict_of(p.want))} if homes else ()
+    # What was there before may hold other numbers at a replay, which the call changed or did not ask for.
+    if any(id(home) in known and not all(map(is_followed, containers.values_of(home))) for home in homes):
+        return errors.changed_state("a list, dict or object of the result")
     ones = [p for p in plan.places if p.kind not in (DICT_LEN, LIST_LEN, EMPTY)]
     came = {id(places.value_at(p)) for p in ones if places.value_at(p) is not p.want}
 
@@ -77,6 +82,10 @@ def vet_shared(plan: Plan, seen: Seen, result: object) -> str | None:
         return errors.kept_tensor(seen.made[core.storage_id(made)], "")
     held = (p.path for p in ones if any(places.value_at(p) is one for one in shared))
     return errors.changed_state(next(held, "a list or dict of the result"))
+
+
+def is_followed(x):
+    return isinstance(x, (torch.Tensor, list, dict))
 
 
 def vet_puts(plan: Plan, seen: Seen, result: object) -> str | None:

@@ -36,6 +36,7 @@ from ..look.flow import advances_of, disturbers, moves_of
 from ..look.places import CLASS_DICT_OF, MISSING, MODULE_OF, MRO_OF, Place, Put, class_value, derives, value_at
 from ..numbers import live
 from ..run.observe import NOT_USER_CODE
+from ..run.taps import READS_RATES
 from ..words import errors, pytree
 
 MOST_TIMES = 1024  # in one call
@@ -429,6 +430,14 @@ def take_blinds_away(seen: Seen) -> None:
 def hidden_of(seen):
     plan = seen.run.plan
     return [plan.places[k] for k in plan.found.hidden] if plan is not None else []
+
+
+RATES = "get_last_lr()"  # of a scheduler, in Moves.hidden
+
+
+def counted(state: State, ran: set[types.CodeType]) -> set[types.CodeType]:
+    """The code among this that counts as reading: not what hands out a scheduler's rates, where calls make those."""
+    return ran if state.learnt.moves.hidden.get(RATES) is False else ran - READS_RATES
 
 
 def learn_looked(state: State, seen: Seen) -> str | None:

@@ -254,10 +254,8 @@ def touch_inputs(seen, call):
         call.known = set(map(core.storage_id, call.inputs))
         seen.devices.update(t.device for t in call.inputs)
     call.outside = not call.known <= seen.made.keys()
-    if call.outside:
-        for t in call.inputs:
-            if core.storage_id(t) not in seen.touched:
-                touch(seen, t)
+    for t in call.inputs if call.outside else ():
+        touch(seen, t)
     if call.generator is not None:
         seen.generators.given[core.generator_id(call.generator)] = call.generator
 
@@ -569,6 +567,9 @@ def append(seen, call):
     if fresh and len(fresh) != len(results):
         refuse(seen, errors.odd_op(str(op), user_line(seen)))
         return
+    flags, numbers, precisions = (a ^ b for a, b in zip(core.ambient(), seen.run.plan.ambient, strict=True))
+    if flags & 0xFF00 or numbers >> 16 or precisions:  # by which kernels choose their way: a replay has its caller's
+        refuse(seen, errors.changed_state("a mode or setting of torch"))
     try:
         if call.outside:
             done = {}

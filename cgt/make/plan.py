@@ -14,7 +14,7 @@ from ..data import Around, Call, OpenNumbers, Plan, Reached, State, Was, maker_o
 from ..look import code, empties, flow, impure, places
 from ..numbers import addresses, counters, live
 from ..run.devices import home_of
-from ..run.taps import is_alone, is_reader
+from ..run.taps import is_reader, threads_beside
 from ..words import errors, options, pytree, wrappers
 from ..words.private import is_gathered, is_traceable
 from . import autograd, describe, facts, moving
@@ -174,7 +174,7 @@ def plan_call(
         return errors.hooked_leaf(around.paths[hooked])
     followed, follows = find_followed(state, followable)
     stored = next((path for path in followed if path in state.learnt.moves.replaced), None)
-    if stored is not None and not is_alone():
+    if stored is not None and threads_beside():
         return errors.used_elsewhere(stored)
     fed = state.learnt.moves.fed - state.learnt.moves.written if driver == CUDA and graph is None else frozenset()
     moved = followed.keys() | (state.learnt.moves.swaps.keys() - followable.keys()) | fed
@@ -240,7 +240,7 @@ def open_numbers(call, around, saves):
 def why_uncounted(state: State, saves: bool) -> str | None:
     """Why no run of this function can have live numbers, or None. Autograd would keep them for a backward that no run
     sees, Dynamo compiles for their type, and other threads would find the stand-ins."""
-    if state.graph is not None or saves or runs_compiled(state) or not is_alone():
+    if state.graph is not None or saves or runs_compiled(state) or threads_beside():
         return errors.number_saved()
     return state.learnt.untraced
 
@@ -261,7 +261,7 @@ def refuse_around(flat, around):
             return errors.early_bound(path)
     # What another thread puts there meanwhile could not be told from what a recording did that is undone.
     stored = [*(put.place for put in around.kept), *map(around.places.__getitem__, around.hidden)]
-    if stored and not is_alone():
+    if stored and threads_beside():
         return errors.used_elsewhere(stored[0].path)
     known = [one is not None and bool(collectives.DRIVERS) for _, one in around.sharded]
     if (around.taken_over and not known) or not all(known):
@@ -277,8 +277,9 @@ def look_around(state, function, flat):
     # A backward may run code of the forward's again (recomputation), and would not be seen to keep anything.
     keeps = state.opts.outputs == "rescue" and not will_save(state)
     hidden = {path for path, may in state.learnt.moves.hidden.items() if may} if keeps else ()
-    keep = moving.keeper(state.ran) if keeps else None
-    found = places.find_places(function, roots, state.ran, arguments, None, keep, hidden)
+    ran = moving.counted(state, state.ran) if keeps else state.ran
+    keep = moving.keeper(ran) if keeps else None
+    found = places.find_places(function, roots, ran, arguments, None, keep, hidden)
     state.learnt.passed.update(found.passed)
     return found
 

@@ -83,6 +83,8 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         (lambda: None, functools.partial(constants.close, seen)),
         taps.SWAPS.to(is_mine, functools.partial(see_swap, seen)),
         taps.HASHES.to(is_mine, functools.partial(see_hash, seen)),
+        taps.tap_rates(functools.partial(see_rates, seen)) if seen.run.plan is not None else taps.NOTHING,
+        taps.SCALED.to(is_mine, functools.partial(see_scaled, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
         taps.tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen)),
         taps.tap_kernels(),
@@ -126,8 +128,7 @@ def tap_histories(seen):
     tensors = seen.run.plan.tensors if seen.run.recording and seen.run.graph is None else ()
     pass_on = lambda _: refuse(seen, errors.outer_graph("a backward inside the call"))  # noqa: E731
     nodes, handles = {t.grad_fn for t in tensors} - {None}, []
-    begin = lambda: handles.extend(node.register_prehook(pass_on) for node in nodes)  # noqa: E731
-    return begin, lambda: [handle.remove() for handle in handles]
+    return lambda: handles.extend(n.register_prehook(pass_on) for n in nodes), lambda: [one.remove() for one in handles]
 
 
 def see_swap(seen, plain, owner, name, tensors, kwargs):
@@ -136,6 +137,28 @@ def see_swap(seen, plain, owner, name, tensors, kwargs):
     core.forget_results(seen.run.returned)
     seen.alive.results.clear()
     plain(*tensors, **kwargs)
+
+
+def see_rates(seen, home):
+    """The rates of a scheduler with these attributes are read. They are no look at what the last call left, if this one
+    made them."""
+    plan = seen.run.plan
+    guarded = any(p.home is home and p.key == taps.RATES for p in plan.places)
+    kept = [put.place for put in plan.found.kept if put.place.home is home and put.place.key == taps.RATES]
+    if not (guarded or any(p.want is not home[taps.RATES] for p in kept)):
+        seen.code.looked.add(moving.RATES)
+
+
+def see_scaled(seen, plain, owner, name, args, kwargs):
+    """An op that is given a tensor for a number, which C++ would ask for the number itself."""
+    for key in kwargs.keys() & {"alpha", "value"}:
+        t, to = kwargs[key], next(iter(args[0]), None) if type(args[0]) in (list, tuple) else args[0]
+        if not seen.inside and type(t) is torch.Tensor and not (t.requires_grad or t.dim()):
+            number = counters.ask(seen, "item", t)
+            if number is None and isinstance(to, torch.Tensor) and t.is_cuda == to.is_cuda:
+                number = segments.read_number(seen, t)
+            kwargs = kwargs if number is None else kwargs | {key: number}
+    return plain(*args, **kwargs)
 
 
 def see_hash(seen, plain, owner, name, args, kwargs):

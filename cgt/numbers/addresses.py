@@ -5,10 +5,7 @@ Where that is, is found as numbers are (scalars.py): each op that works on a slo
 and on the user's own memory, behind the nodes that it made; nothing runs, and these nodes are taken out. A word that is
 an address in the copy in all captures of the one kind, and the same address in the user's memory in all of the other,
 is an address in the slot. What differs between captures of one kind is padding that nobody wrote; any other byte that
-differs between the kinds keeps the slot copied. So does an address in the copy that no op accounts for.
-
-Source of the method: differential capture, decision 146 (docs/decisions); driver API, "Graph Management"
-(cuGraphExecKernelNodeSetParams)."""
+differs between the kinds keeps the slot copied. So does an address in the copy that no op accounts for."""
 
 import bisect
 import functools
@@ -21,6 +18,7 @@ import torch
 from cgt_core import HOST
 
 from ..data import Plan, Seen, State
+from ..run.observe import as_views
 from ..words import options
 from ..words.private import OpOverload
 from .scalars import KERNEL, shots_from, told_by, words_in
@@ -31,15 +29,6 @@ from .scalars import KERNEL, shots_from, told_by, words_in
 ROUNDS = ((0, 1), (1, 0, 1, 0, 0, 1), (0, 1, 1, 0, 1, 0, 0, 1), (1, 0, 0, 0, 1, 1, 1, 0), (0, 1, 0, 1, 1, 1, 0, 0))
 COPY = 1  # kind of a node, beside KERNEL, whose addresses are told
 FILL = 2  # and of one whose address can be seen
-
-
-class Word(NamedTuple):
-    """An address among a node's arguments."""
-
-    node: int  # which of the op's
-    offset: int
-    slot: int  # which of the op's
-    shift: int  # bytes behind where the slot begins
 
 
 class Span(NamedTuple):
@@ -106,8 +95,7 @@ def stay(seen: Seen, memory: Iterable[int]) -> None:
 
 
 def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int, end: int, memory: list[int]) -> None:
-    """The op under way was captured, as the nodes from `before` to `end`, on these copies: note where their addresses
-    lie, or let them stay."""
+    """The op under way was captured, from `before` to `end`: note where these copies' addresses lie, or let stay."""
     main = shots_from(before)[: end - before]
     if not main:  # a view
         return
@@ -115,8 +103,8 @@ def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int
     spans = [Span(core.address(one.swap.buffer), one.swap.hi - one.swap.lo, one.swap.lo) for one in slots]
 
     def given(which):
-        done = {}
-        return placed(seen, which, args, done), {name: placed(seen, which, x, done) for name, x in kwargs.items()}
+        place, done = functools.partial(placed, seen, which), {}
+        return as_views(args, place, done), {name: as_views(x, place, done) for name, x in kwargs.items()}
 
     words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, spans=spans))
     # A copy is told anew on the GPU that makes it.
@@ -124,41 +112,32 @@ def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int
         stay(seen, memory)
         return
     for k, one in enumerate(slots):
-        one.words.extend((main[word.node].handle, word.offset, word.shift) for word in words if word.slot == k)
+        one.words.extend((main[word.node].handle, word.offset, word.how) for word in words if word.of == k)
         one.looked_at.update(node.handle for node in main)
         one.told.update((str(op), node.shape[:2]) for node in main)
         if len({handle for handle, *_ in one.words}) > one.most:
             stay(seen, [core.storage_id(one.swap.buffer)])
 
 
-def placed(seen, which, value, done):
-    """The op's argument with tensors that lie in copies anew, there (0) or in the user's memory (1): no kind of capture
-    may leave more on the heap than the other. `done`: as of observe.exchange."""
-    if isinstance(value, (list, tuple)):
-        return type(value)([placed(seen, which, x, done) for x in value])
-    movable = seen.copied.movable.get(core.storage_id(value)) if isinstance(value, torch.Tensor) else None
-    if movable is None:
-        return value
-    if id(value) not in done:
-        swap = movable.swap
-        done[id(value)] = core.view_like(
-            swap.leaf if which else swap.buffer, value, core.address(value) - core.address(swap.buffer)
-        )
-    return done[id(value)]
+def placed(seen, which, t):
+    """Where a tensor that lies in a copy is to lie: there (0) or in the user's memory (1). Either way it is another
+    one: no kind of capture may leave more on the heap than the other."""
+    movable = seen.copied.movable.get(core.storage_id(t))
+    swap = movable and movable.swap
+    return swap and (swap.leaf if which else swap.buffer, core.address(t) - core.address(swap.buffer))
 
 
 def explain(main, shots, spans):
-    """[Word]: where addresses in the slots lie among the arguments of the nodes `main`; or None, if that cannot be
-    told. `shots`: (which, nodes) of captures of the same op, on the copies (0) as `main`, or on the user's memory (1).
-    `spans`: a Span for each slot."""
+    """[Word]: where addresses in the slots, of which `spans` are, lie among the arguments of the nodes `main`; or None.
+    `shots`: (which, nodes) of captures of the same op, on the copies (0) as `main`, or on the user's memory (1)."""
     if any(node.kind not in (KERNEL, COPY, FILL) or not node.params for node in main):
         return None
-    words = words_in(main, shots, functools.partial(words_of, spans=spans), Word)
+    words = words_in(main, shots, functools.partial(words_of, spans=spans))
     return None if words is None or any(main[word.node].kind == FILL for word in words) else words
 
 
 def words_of(data, seen, spans):
-    """[(offset, slot, shift)] of one argument's bytes, or None. `seen`: (which, bytes) of the other captures."""
+    """[(offset, shift, slot)] of one argument's bytes, or None. `seen`: (which, bytes) of the other captures."""
     by = [[one for which, one in seen if which == kind] for kind in (0, 1)]
     found, end = [], 0
     for k in range(len(data)):
@@ -174,14 +153,14 @@ def words_of(data, seen, spans):
 
 
 def word_at(data, by, at, spans):
-    """(offset, slot, shift) of the 8 bytes there, or None: they are no address in a slot."""
+    """(offset, shift, slot) of the 8 bytes there, or None: they are no address in a slot."""
     kinds = [{one[at : at + 8] for one in ones} for ones in by]
     if at + 8 > len(data) or any(len(words) > 1 for words in kinds) or data[at : at + 8] not in kinds[0]:
         return None
     copy, user = (int.from_bytes(next(iter(words)), "little") for words in kinds)
     for slot, one in enumerate(spans):
         if 0 <= copy - one.copy <= one.nbytes and copy - one.copy == user - one.user:
-            return at, slot, copy - one.copy
+            return at, copy - one.copy, slot
     return None
 
 
@@ -216,8 +195,7 @@ def bind(seen: Seen, plan: Plan) -> set[int]:
 
 
 def is_named(one: Movable, words: list[tuple[int, int]], opaque: set[int]) -> bool:
-    """Does a node of the graph name an address in this slot's copy, besides those of ops on it? `words`, `opaque`: of
-    core.graph_words()."""
+    """Does a node name an address in the copy, but for ops on it? `words`, `opaque`: of core.graph_words()."""
     lo = core.address(one.swap.buffer)
     first, last = (bisect.bisect_left(words, (at,)) for at in (lo, lo + core.span(one.swap.leaf)))
     return not one.looked_at.issuperset(opaque) or any(node not in one.looked_at for _, node in words[first:last])

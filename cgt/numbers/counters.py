@@ -36,8 +36,6 @@ JOIN_TRIES = 2  # recordings thrown away in a row: one that makes them, one that
 
 
 class Counter(NamedTuple):
-    """One of a run."""
-
     path: str
     tensor: Any
     source: int  # row of what it held when the call began
@@ -82,8 +80,7 @@ def memory_in_common(tensors):
 
 
 def learn(state: State, plan: Plan | None, seen: Seen, why_untraced: Callable[[], str | None]) -> str | None:
-    """After a run: what was asked is a counter from the next one on. A sentence if that helps the recording, or
-    None."""
+    """After a run: what was asked is a counter from the next one on. A sentence if that helps, or None."""
     joined = seen.live is not None and seen.live.joined and may_join(state)
     if joined:
         seen.live.exact.clear()  # what it found is not learnt
@@ -103,8 +100,7 @@ def learn(state: State, plan: Plan | None, seen: Seen, why_untraced: Callable[[]
 
 
 def may_join(state):
-    """Others joined those that are known: is it worth another try? A function that makes some at each call will not
-    replay."""
+    """Others joined those that are known: another try? A function that makes some at each call will not replay."""
     replays, (before, tries) = core.fn_counts(state.f)[3], state.learnt.joined
     tries = tries + 1 if replays == before else 1
     remember(state, joined=(replays, tries))
@@ -115,8 +111,7 @@ def may_join(state):
 
 
 def begin(seen: Seen) -> None:
-    """Those that hold the same number are one for as long as they do: each of an optimizer's parameters has a step, and
-    all are at the same."""
+    """Those that hold the same number are one for as long as they do: an optimizer's steps are all at the same."""
     trace, first = seen.live, {}
     for row, source in enumerate(trace.sources if trace is not None else ()):
         if source.op != IN_TENSOR:
@@ -152,11 +147,8 @@ def passes(seen: Seen, facts: Any, args: Sequence, inputs: list[torch.Tensor], w
     if not written:
         names = set(map(core.storage_id, inputs))
         return facts.reads and not seen.run.recording and bool(names) and names <= seen.host.asked - seen.made.keys()
-    if (
-        seen.run.driver != CUDA
-        or not all(may_count(seen, t) for t in written)
-        or changes(seen, facts, args, {}) is None
-    ):
+    may = seen.run.driver == CUDA and all(may_count(seen, t) for t in written)
+    if not may or changes(seen, facts, args, {}) is None:
         return False
     seen.host.asked.update(map(core.storage_id, written))
     return not seen.run.recording
@@ -172,10 +164,8 @@ def see(seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, in
     by = changes(seen, facts, args, kwargs)
     counted = [core.storage_id(t) for t in listed(args[0])] if by is not None else []
     if counted != list(found):
-        if counted and all(
-            core.storage_id(t) in found or core.storage_id(t) in seen.constants.memory or may_count(seen, t)
-            for t in listed(args[0])
-        ):
+        known = found.keys() | seen.constants.memory.keys()
+        if counted and all(core.storage_id(t) in known or may_count(seen, t) for t in listed(args[0])):
             seen.live.joined = user_line(seen)
         for one in found.values():
             give_up(seen, one, str(op))
@@ -238,8 +228,7 @@ def count(seen, one, how, by, op):
 
 
 def give_up(seen, one, what):
-    """It is an ordinary tensor, of which the recording is for today's bytes; there is none if it was counted in
-    before."""
+    """It is an ordinary tensor, and the recording for today's bytes; there is none if it was counted in before."""
     trace = seen.live
     trace.pin(one.source)
     trace.uncounted[one.path] = user_line(seen)

@@ -11,9 +11,6 @@ with the line that made it so.
 
 A hit takes today's numbers, does the same steps (core/numbers.pxi), and tells the graph where one comes to another
 value.
-
-Source of the method: torch.compile's symbolic numbers (torch.SymFloat and what is around it), here with a value
-for every number, and without guards that need a solver.
 """
 
 import collections
@@ -28,18 +25,18 @@ import cgt_core as core
 import torch
 
 from ..data import Kept, Plan, Seen, State, remember
-from ..look import blinds, containers, places, tables
+from ..look import blinds, containers, places
 from ..look.code import is_read, tells_apart
 from ..look.places import Place
 from ..run import taps
 from ..run.observe import NOT_USER_CODE, Unrecordable, collect, is_capture, lying_in, refuse, user_line
 from ..words import errors, pytree
 from ..words.private import OpOverload
-from . import rows
-from .standins import MATH, MOST, PYTHON, STAND_INS, Int, Source, Trace, looked_at, pin, settle
+from . import rows, standins
+from .standins import MATH, MOST, PYTHON, STAND_INS, Int, Source, Taken, Trace, looked_at, pin, settle
 
 READ = "a number that is read on the way"
-MOST_PARTS = 8  # numbers of a tuple: `betas`
+MOST_PARTS, MOST_KEYS, MOST_ENTRIES = 8, 32, 1 << 16  # numbers of a tuple: `betas`; of a dict, a list that is asked
 MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
 # Ops whose kernels take a number as an argument and choose nothing by it but what they compute: no shape, no type, no
 # other kernel. (`pow` has kernels of its own for 2 and 0.5, `addmm` one for beta = 0, `div` with a rounding_mode one
@@ -68,11 +65,9 @@ def paths_of_arguments(positions: Iterable[str], names: Collection[str]) -> set[
 
 def learn_arguments(state: State, args: tuple, kwargs: dict) -> None:
     """Numbers among a call's arguments that were others at one before are live from now on."""
-    for path, x in (
-        one for whole, value in containers.named(args, kwargs) for one in containers.numbers_of(whole, value)
-    ):
-        before = state.learnt.numbers.last.setdefault(path, x)
-        if type(before) is type(x) and not pytree.same_value(before, x):
+    given = containers.named(args, kwargs)
+    for path, x in (one for whole, value in given for one in containers.numbers_of(whole, value)):
+        if has_moved(state.learnt.numbers.last.setdefault(path, x), x):
             state.learnt.numbers.live.add(path)
 
 
@@ -83,15 +78,14 @@ def learn_places(state: State, found: list[Place], kept: list[Kept], misplaced: 
         return
     for p in found:
         was = [one.numbers.places.get(p.path) for one in kept]
-        if numbers_in(p) and any(is_like(one, p.want) and not pytree.same_value(one, p.want) for one in was):
+        if numbers_in(p) and any(has_moved(one, p.want) for one in was):
             state.learnt.numbers.live.add(p.path)
 
 
-def is_like(one, other):
-    """Are these numbers of one type, or tuples of such?"""
-    if type(one) is tuple and type(other) is tuple:
-        return list(map(type, one)) == list(map(type, other))
-    return type(one) is type(other)
+def has_moved(was, now):
+    """Is this another number of the same type, or another tuple of such?"""
+    kinds = [list(map(type, one)) if type(one) is tuple else type(one) for one in (was, now)]
+    return kinds[0] == kinds[1] and not pytree.same_value(was, now)
 
 
 def learn_stored(state: State, plan: Plan, seen: Seen, why_untraced: Callable[[], str | None]) -> str | None:
@@ -100,7 +94,7 @@ def learn_stored(state: State, plan: Plan, seen: Seen, why_untraced: Callable[[]
     known = {*plan.changes.moving, *plan.changes.free, *(s.at for s in plan.numbers.sources if s.op == core.AT_PLACE)}
     mine = [p for k, p in enumerate(plan.places) if k not in known and p.path not in state.learnt.numbers.exact]
     now = [(p, places.value_at(p)) for p in mine if numbers_in(p)]
-    names = {p.path for p, x in now if is_like(x, p.want) and not pytree.same_value(x, p.want)}
+    names = {p.path for p, x in now if has_moved(p.want, x)}
     if not names or why_untraced() is not None:
         return None
     state.learnt.numbers.live.update(names)
@@ -159,14 +153,25 @@ def lying(place):
 
 
 def numbers_in(place):
-    """[(what follows its path, element or NONE, number)] of a place in which a number lies, or a short tuple of such;
-    else []."""
+    """[(what follows its path, element or NONE, number)] of a place with a number or a short tuple of them."""
     if place.kind not in places.HOLD_NUMBERS:
         return []
     want = place.want
     is_row = type(want) is tuple and len(want) <= MOST_PARTS
     numbers = [(f"[{k}]", k, x) for k, x in enumerate(want)] if is_row else [("", core.NONE, want)]
     return numbers if all(type(x) in (int, float) and abs(x) <= MOST for _, _, x in numbers) else []
+
+
+def is_table(place: Place) -> bool:
+    """Does a list or tuple of numbers of one kind lie there, that a whole number can choose from, or a dict of whole
+    numbers, that can be asked for one?"""
+    entries, asked = place.want, type(place.want) in standins.ASKED
+    is_row = place.kind in places.HOLD_NUMBERS and (asked or type(entries) in (list, tuple))
+    if not is_row or not 1 - asked < len(entries) <= (MOST_KEYS if asked else MOST_ENTRIES):
+        return False
+    kind = int if asked else type(entries[0])
+    numbers = [*entries, *(entries.values() if asked else ())]
+    return kind in (int, float) and all(type(x) is kind and (kind is float or abs(x) <= MOST) for x in numbers)
 
 
 def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -187,12 +192,9 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         homes = {id(plan.places[k].home) for k in trace.held}
         homes.update(at for at, owner in plan.found.owners.items() if owner is None)  # met elsewhere, too
         whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
-        held += [(place, trace.table_of(place.want)) for place in filter(tables.is_table, whole)]
-    tapped = [
-        taps.MAKERS.to(is_mine, functools.partial(make, seen)),
-        taps.FUNCTIONS.to(is_mine, functools.partial(compute, seen)),
-        taps.SETTERS.to(is_mine, functools.partial(put, seen)),
-    ]
+        held += [(place, trace.table_of(place.want)) for place in filter(is_table, whole)]
+    tapping = (taps.MAKERS, make), (taps.FUNCTIONS, compute), (taps.SETTERS, put)
+    tapped = [tap.to(is_mine, functools.partial(handle, seen)) for tap, handle in tapping]
 
     def begin():
         core.numbers_watch(trace, True)
@@ -205,6 +207,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         for _, stop in reversed(tapped):
             stop()
         core.numbers_watch(trace, False)
+        trace.lent.extend((id(home), one.node.row) for _, home, _, _, one in trace.exchanged)
         for place, stand_in in held:
             if places.value_at(place) is stand_in:
                 places.put_back(place)
@@ -214,7 +217,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         held.clear()
         trace.changed = containers.put_back(trace.exchanged)
         trace.held = dict.fromkeys(trace.held)
-        trace.bypassed = not all(map(tables.is_as_it_was, trace.tables))
+        trace.bypassed = not all(map(standins.is_as_it_was, trace.tables))
         unwrap_all(plan, trace)
 
     return begin, end
@@ -225,7 +228,7 @@ def unwrap_all(plan, trace):
     for place in (*plan.places, *(put.place for put in plan.found.kept)):
         unwrap(trace, place)
     for proxy, entries, _ in trace.tables:
-        if getattr(proxy, "written", False):
+        if type(entries) is list and getattr(proxy, "written", False):
             list.__setitem__(proxy, slice(None), entries)
     trace.stand_ins = ()
 
@@ -252,8 +255,7 @@ def compute(seen, plain, owner, name, args, kwargs):
 
 
 def is_kind(trace, name, x):
-    """isfinite, isnan and isinf, told by comparisons: what is no number is not equal to itself, and only what is finite
-    less itself is 0."""
+    """isfinite, isnan and isinf, by comparisons: no NaN is itself, and only what is finite less itself is 0."""
     finite = name != "isnan" and trace.step(
         core.SAME_AS, operator.eq, trace.step(core.SUBTRACTED, operator.sub, x, x), 0.0
     )
@@ -317,8 +319,7 @@ def unwrap(trace, place):
 
 
 def unwrapped(value, path, rows, depth=containers.DEEPEST):
-    """The value with numbers in place of the stand-ins in it, of which `rows` has the rows by their paths. Tuples are
-    made anew."""
+    """The value without stand-ins: a tuple anew, others in place. `rows` gets the rows of these by their paths."""
     if type(value) in STAND_INS:
         rows[path] = value.node.row
         return value.node.value
@@ -336,8 +337,7 @@ def unwrapped(value, path, rows, depth=containers.DEEPEST):
 
 
 def numbers_put(seen: Seen, place: Place, k: int) -> dict[str, int]:
-    """{path: number} of those that came to a place, as the k-th of those appended if it is a list; the rest of it is
-    constant."""
+    """{path: number} of what came to a place, as the k-th appended if it is a list; the rest is constant."""
     if seen.live is None:
         return {}
     found = seen.live.stored.get((id(place.home), place.want + k if place.kind == places.LIST_LEN else place.key), {})
@@ -371,7 +371,7 @@ def arguments(seen: Seen, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return args, kwargs
     also = {id(home) for home, _ in containers.contents([*args, *kwargs.values()])} if seen.live.tables else ()
     for place in seen.run.plan.places if also else ():
-        if id(place.want) in also and type(place.want) is list:
+        if id(place.want) in also and type(place.want) is not tuple:
             places.put_back(place)  # no table: the function has it in its hand
     given = {s.path: x for s, x in zip(seen.live.sources, seen.live.stand_ins, strict=True) if s.op == core.IN_CALL}
     values = [containers.exchange(x, path, given, seen.live.exchanged) for path, x in containers.named(args, kwargs)]
@@ -382,8 +382,7 @@ def arguments(seen: Seen, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def note_parsed(trace, op, args, kwargs, takes):
-    """The same of numbers that the parser asked for since the last op: each is the one argument of that value, or
-    exact."""
+    """The same of numbers that the parser asked for: each is the one argument of that value, or exact."""
     rows, trace.parsed, taken = trace.parsed, [], []
     for row in rows:
         value = trace.steps[row].value if row != core.NONE else None
@@ -397,12 +396,9 @@ def note_parsed(trace, op, args, kwargs, takes):
     return taken
 
 
-def note(
-    seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, beside: bool
-) -> list[tuple[int, int, int]]:
-    """The op under way was given numbers of ours. [(argument, element or NONE, row)] of those that it takes at each
-    replay; of the others the recording is for the value. `beside`: it runs on the host, and what is recorded is a
-    graph."""
+def note(seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, beside: bool) -> Taken:
+    """Our numbers that the op under way takes at each replay; of the others that it was given the recording is for the
+    value. `beside`: it runs on the host, and what is recorded is a graph."""
     taken = note_parsed(seen.live, op, args, kwargs, facts.packet in PARSES and not beside and not seen.cuts.bodies)
     takes = facts.packet in TAKES and not op._overloadname.endswith("_mode")
     plain = not takes or beside or seen.cuts.bodies or facts.draws or seen.reason is not None or seen.live is None
@@ -414,7 +410,7 @@ def note(
     return taken
 
 
-def pin_all(seen: Seen, numbers: Iterable[tuple[int, int, int]]) -> None:
+def pin_all(seen: Seen, numbers: Taken) -> None:
     """The recording is for these numbers alone after all."""
     for _, _, row in numbers:
         seen.live.pin(row)
@@ -438,22 +434,23 @@ def settle_all(seen: Seen) -> None:
 
 
 def close(seen: Seen, box: list) -> object:
-    """The run is over: the result, which lies alone in the box, with numbers in place of stand-ins. Nobody may keep
-    one."""
+    """The run is over: the result, alone in the box, with numbers for stand-ins, of which nobody may keep one."""
     trace, result = seen.live, box.pop()
     if trace is None:
         return result
     watch(seen)
-    for row in trace.parsed:
+    homes = {id(home) for home, _ in containers.contents([result])}
+    back = [row for home, row in trace.lent if home in homes]
+    for row in (*trace.parsed, *back):  # an argument that is handed out has its own numbers again
         trace.pin(row)
-    result = containers.replaced(result, filled, set())
+    result = containers.replaced(result, functools.partial(filled, seen), set())
     if trace.alive():
         collect()
     escaped = trace.alive()
     trace.over = True
     for one in escaped:
         replace(one, one.node.value)
-    for table in filter(tables.is_kept, trace.tables):
+    for table in filter(standins.is_kept, trace.tables):
         replace(table.proxy, table.entries)
     if trace.bypassed:
         leave(seen, errors.row_written(trace.line()))
@@ -474,8 +471,7 @@ def close(seen: Seen, box: list) -> object:
 
 
 def refuse_read(seen, line):
-    """More than ops and comparisons depends on a number that was read at this line: it is not computed with at the next
-    try."""
+    """More than ops and comparisons depends on a number that was read here: the next try computes with none."""
     seen.computed = False
     refuse(seen, errors.host_read("Tensor.item", line))
 
@@ -486,13 +482,20 @@ def give_up(seen, line):
     raise Unrecordable(seen.reason)
 
 
-def filled(value):
-    """Part of a result: the number, of which the recording is for the value, in place of a stand-in; or what holds one
-    that was read."""
+def filled(seen, value):
+    """Part of a result: in place of a stand-in what a replay makes of its number, or holds of one that was read. Of
+    what else comes of numbers that were read the recording is for the value."""
     if type(value) not in STAND_INS:
         return value
-    hand = value.node.trace.hands.get(value.node.row)
-    return settle(value) if hand is None else hand()
+    trace, row = value.node.trace, value.node.row
+    if row in trace.hands:
+        return trace.hands[row]()
+    if row == core.NONE or source_of(trace, row) == core.NONE:
+        return settle(value)
+    number = value.node.value
+    words = torch.tensor(number, dtype=torch.float64 if type(number) is float else torch.int64, device="cpu")
+    seen.readouts.rows.append((pytree.Readout(words, pytree.ITEM, trace.line(), row=row), None))
+    return seen.readouts.rows[-1][0]
 
 
 def replace(one: object, number: object) -> None:
@@ -505,7 +508,7 @@ def replace(one: object, number: object) -> None:
 def exchange_in(holder, one, number):
     """No inner function here may have one of these: the cell would be a holder, too."""
     kind = type(holder)
-    if kind is dict:
+    if kind is dict or kind is collections.OrderedDict:
         for key in list(holder):
             value = holder.pop(key)
             holder[number if key is one else key] = number if value is one else value
@@ -521,6 +524,9 @@ def exchange_in(holder, one, number):
     elif issubclass(kind, tuple):
         core.tuple_put(holder, one, number)
     else:
+        state = getattr(holder, "__dict__", None)  # which may be no object of its own so far
+        if type(state) is dict:
+            state.update({name: number for name, value in state.items() if value is one})
         for cls in kind.__mro__:
             for name in vars(cls).get("__slots__", ()):
                 if getattr(holder, name, None) is one:
@@ -528,15 +534,13 @@ def exchange_in(holder, one, number):
 
 
 def asker(codes: Iterable[types.CodeType | None]) -> str | None:
-    """The line at which code of the user's or of a library's, among this, can tell a stand-in from a number; or None.
-    PyTorch's own does not."""
+    """The line at which code among this, but for PyTorch's, can tell a stand-in from a number; or None."""
     mine = (c for c in codes if c is not None and not c.co_filename.startswith(NOT_USER_CODE))
     return next(filter(None, map(tells_apart, mine)), None)
 
 
 def watch(seen: Seen) -> None:
-    """Code that started since can tell stand-ins from numbers: leave before it does more, if what was done can be done
-    again."""
+    """Code started that can tell stand-ins from numbers: leave before it does more, if the run can come again."""
     trace = seen.live
     if len(seen.code.started) == trace.started or trace.over:
         return
@@ -578,8 +582,7 @@ def absolve(state: State, reason: str | None) -> str | None:
 
 
 def why_repeated(seen: Seen | None, error: BaseException) -> str | None:
-    """A sentence if a run on the host that raised this is to run again with the numbers and objects themselves, or
-    None."""
+    """A sentence if a run on the host that raised this is to come again with the very numbers and objects."""
     blind = seen is not None and seen.code.looked and isinstance(error, Exception)
     if blind and (may_undo(seen) or may_repeat(seen)):
         seen.again = True
@@ -608,8 +611,7 @@ def may_repeat(seen):
 
 
 def rows_of(trace: Trace | None, row_at: dict[int, int], slot_at: dict[int, int]) -> list[tuple]:
-    """The core's rows: (op, a, b, value, is the recording for it alone?). `row_at`: position of a place -> its row
-    there; `slot_at`: the same of slots."""
+    """The core's rows: (op, a, b, value, is it for this alone?, table). Places and slots by their rows there."""
     if trace is None:
         return []
     tables = [(numbers.buffer_info()[0], len(numbers)) for _, _, numbers in trace.tables] + [None]  # NONE: none
@@ -633,15 +635,10 @@ def told(trace: Trace | None, found: list[Place]) -> Told:
     if trace is None:
         return Told(lie, [], {})
     sources = [(s.path, trace.exact.get(k)) for k, s in enumerate(trace.sources)]
-    paths = [s.path for s in trace.sources]
-    decides = {
-        row: errors.number_decides([*paths, READ][source_of(trace, row)], line) for row, line in trace.exact.items()
-    }  # NONE: the last
-    parted = {
-        k: errors.counters_part(paths[k], paths[trace.steps[k].b])
-        for k, s in enumerate(trace.sources)
-        if s.op == core.IN_TENSOR and trace.steps[k].b != core.NONE
-    }
+    names = [*(s.path for s in trace.sources), READ]  # NONE: the last
+    decides = {row: errors.number_decides(names[source_of(trace, row)], line) for row, line in trace.exact.items()}
+    pairs = [(k, trace.steps[k].b) for k, s in enumerate(trace.sources) if s.op == core.IN_TENSOR]
+    parted = {k: errors.counters_part(names[k], names[alike]) for k, alike in pairs if alike != core.NONE}
     return Told(lie, sources, parted | decides)
 
 
@@ -656,8 +653,7 @@ def source_of(trace, row):
 
 
 def learn_exact(state, trace):
-    """Numbers that more than ops depend on are not live any more; nor those of which what comes of them was looked at
-    several times, each time another one."""
+    """No longer live: numbers that more than ops depend on, or of which each look found another one."""
     for row, line in ({} if trace is None else trace.exact).items():
         at = source_of(trace, row)
         if at == core.NONE or trace.sources[at].exact is not None or trace.steps[row].op >= core.LESS:

@@ -1,5 +1,4 @@
-"""Rows of tensors that a number chooses which is another one at each call: `table[t]`, `buffer[i] = x`, `cache[:, :, t]
-= k`.
+"""Rows of tensors that a number chooses which changes: `table[t]`, `buffer[i] = x`, `cache[:, :, t] = k`.
 
 Eager makes a view there, whose address the number decides. A recording has an op instead that is given the number: it
 copies the row out, or in."""
@@ -26,8 +25,7 @@ def can_choose(seen: Seen, t: torch.Tensor) -> bool:
 
 
 def at(t, dim, index):
-    """The index as ops take it. Raises as eager does; on which side of 0 it lies, and that it is in range, is the
-    recording's."""
+    """The index as ops take it. Raises as eager does; that it is in range, and its sign, is the recording's."""
     length = t.shape[dim]
     if not -length <= index < length:
         raise IndexError(f"index {operator.index(index)} is out of bounds for dimension {dim} with size {length}")
@@ -43,20 +41,14 @@ def choose(seen: Seen, t: torch.Tensor, index: int) -> torch.Tensor:
     return row
 
 
-def put(
-    seen: Seen, stand_in: type, plain: Callable[..., object], t: torch.Tensor, index: object, value: object
-) -> None:
-    """t[index] = value: by an op, if one part of the index is a number of ours, or lies between two, and the others are
-    `:`."""
+def put(seen: Seen, stand_in: type, plain: Callable, t: torch.Tensor, index: object, value: object) -> None:
+    """t[index] = value: by an op, if one part of the index is ours, or lies between two, and the others are `:`."""
     parts = index if type(index) is tuple else (index,)
-    dims = [dim for dim, one in enumerate(parts) if is_chosen(one, stand_in)]
+    kinds = [(type(one.start), type(one.stop)) if type(one) is slice else (type(one),) for one in parts]
+    dims = [dim for dim, kind in enumerate(kinds) if stand_in in kind]
     found = row = None
-    if (
-        len(dims) == 1
-        and can_choose(seen, t)
-        and len(parts) <= t.dim()
-        and all(type(one) is slice and one == WHOLE for k, one in enumerate(parts) if k != dims[0])
-    ):
+    may = len(dims) == 1 and can_choose(seen, t) and len(parts) <= t.dim()
+    if may and all(type(one) is slice and one == WHOLE for k, one in enumerate(parts) if k != dims[0]):
         (dim,) = dims
         found, shape = rows_at(t, dim, parts[dim], stand_in)
         row = None if found is None else row_of(t, shape, value)
@@ -66,13 +58,8 @@ def put(
         t.index_copy_(dim, found, row if type(parts[dim]) is slice else row.unsqueeze(dim))
 
 
-def is_chosen(part, stand_in):
-    return type(part) is stand_in or (type(part) is slice and stand_in in (type(part.start), type(part.stop)))
-
-
 def rows_at(t, dim, part, stand_in):
-    """(which rows, as ops take them; the shape of what they hold). Of a slice only where it is as long each time, and
-    nothing is cut off; else (None, None)."""
+    """(which rows, as ops take them; the shape there). Not of a slice that is cut off, or varies: (None, None)."""
     before, behind = t.shape[:dim], t.shape[dim + 1 :]
     if type(part) is stand_in:
         return at(t, dim, part), (*before, *behind)
@@ -96,7 +83,6 @@ def row_of(t, shape, value):
     while value.dim() > len(shape) and value.shape[0] == 1:
         value = value.squeeze(0)
     alike = value.dtype == t.dtype and value.device == t.device and core.storage_id(value) != core.storage_id(t)
-    fits = value.dim() <= len(shape) and all(
-        n in (1, m) for n, m in zip(reversed(value.shape), reversed(shape), strict=False)
-    )
+    pairs = zip(reversed(value.shape), reversed(shape), strict=False)
+    fits = value.dim() <= len(shape) and all(n in (1, m) for n, m in pairs)
     return value.expand(shape) if alike and fits else None

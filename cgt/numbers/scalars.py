@@ -5,10 +5,7 @@ So the op is captured again, with other numbers, behind the nodes that it made; 
 out before the graph is instantiated. What differs between the captures with one number and with another, and never
 between two with the same, comes of the number; each such word must be one that a known form makes of it, at every
 number tried. What differs between captures with the same number is padding that nobody wrote. An op of which any other
-byte moves with its number cannot be told, and the recording is for that number.
-
-Source of the method: differential capture, decisions 117 and 118 (docs/decisions); driver API, "Graph Management"
-(cuGraphKernelNodeGetParams, cuStreamUpdateCaptureDependencies)."""
+byte moves with its number cannot be told, and the recording is for that number."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -21,6 +18,7 @@ from cgt_core import AS_F64, INVERSE_OF_F32, NONE
 from ..data import Seen
 from ..run.observe import tensors_in, unseen
 from ..words.private import OpOverload
+from .standins import Taken
 
 # In which order the op is captured with its own numbers (0) and the others: what the stack and the heap keep of one
 # capture must not come again with the same number. Measured on an H100: with an order that repeats, padding of five ops
@@ -40,12 +38,12 @@ class Shot(NamedTuple):
 
 
 class Word(NamedTuple):
-    """Bytes of a kernel's arguments that come of a number."""
+    """Bytes of a kernel's arguments that come of a number, or are an address in a slot (addresses.py)."""
 
     node: int  # which of the op's
     offset: int
-    form: int  # of the core
-    number: int  # which of the op's
+    how: int  # form of the number, of the core; bytes behind where the slot begins
+    of: int  # which of the op's numbers, or slots
 
 
 def others(value, k):
@@ -61,17 +59,16 @@ def explain(main, shots, values):
     (which, nodes) of captures of the same op, with the numbers values[which]; values[0] are those of main."""
     if any(node.kind == KERNEL and not node.params for node in main):
         return None
-    words = words_in(main, shots, functools.partial(words_of, values=values), Word)
-    return words if words is not None and {word.number for word in words} == set(range(len(values[0]))) else None
+    words = words_in(main, shots, functools.partial(words_of, values=values))
+    return words if words is not None and {word.of for word in words} == set(range(len(values[0]))) else None
 
 
-def words_in(
-    main: list[Shot], shots: list[tuple[int, list[Shot]]], words_of: Callable[..., list[tuple] | None],
-    word: Callable[..., Any],
-) -> list | None:  # fmt: skip
-    """[word(node, offset, ...)]: what words_of tells of the bytes of each argument that are others in other captures,
-    and of those; None: it cannot tell of one, or these captures did not make the same nodes."""
-    if not are_alike(main, shots):
+def words_in(main: list[Shot], shots: list[tuple], words_of: Callable) -> list[Word] | None:
+    """What words_of tells of the bytes of each argument that are others in other captures, and of those; None: it
+    cannot tell of one, or these captures did not make the same nodes."""
+    made = [main, *(nodes for _, nodes in shots)]
+    shapes = [[(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in nodes] for nodes in made]
+    if any(shape != shapes[0] for shape in shapes):
         return None
     words = []
     for n, node in enumerate(main):
@@ -80,7 +77,7 @@ def words_in(
             found = [] if all(one == seen[0][1] for _, one in seen) else words_of(data, seen)
             if found is None:
                 return None
-            words += [word(n, offset + at, *what) for at, *what in found]
+            words += [Word(n, offset + at, *what) for at, *what in found]
     return words
 
 
@@ -100,16 +97,14 @@ def words_of(data, seen, values):
 
 
 def is_told(data, by, k):
-    """Does byte k depend on the numbers: the same in all captures with the same, another with others? Else it is
-    padding, or the same with all. (An address of a result is another one in the op's own capture, `data`, and the same
-    in all others.)"""
+    """Does byte k depend on the numbers, and on nothing else? Else it is padding, or the same with all. (An address of
+    a result is another one in the op's own capture, `data`, and the same in all others.)"""
     told = [{one[k] for one in ones} for ones in by.values()]
     return len(set().union(*told)) > 1 and all(len(values) == 1 for values in told) and told[0] == {data[k]}
 
 
 def fitting(data, by, values, k, size):
-    """Words of this size around byte k that a form makes of a number, at every capture: (offset, size, form,
-    number)."""
+    """Words of this size at byte k that a form makes of a number in every capture: (offset, size, form, number)."""
     at = k - k % size
     if at + size > len(data):
         return
@@ -122,11 +117,9 @@ def fitting(data, by, values, k, size):
                 yield at, size, form, number
 
 
-def record(
-    seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, numbers: list[tuple[int, int, int]], before: int
-) -> bool:
+def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, numbers: Taken, before: int) -> bool:
     """The op under way was captured, as the nodes behind `before`: have replays tell its kernels their numbers. False
-    if it cannot be told where these lie. `numbers`: see live.note."""
+    if it cannot be told where these lie."""
     rows = sorted({row for _, _, row in numbers})
     told = [seen.live.steps[row].value for row in rows]
     values = [told, *([others(value, k)[which] for k, value in enumerate(told)] for which in (0, 1))]
@@ -139,18 +132,14 @@ def record(
 
     words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, values=values))
     for n, node in enumerate(main) if words else ():
-        mine = [(word.offset, word.form, rows[word.number], told[word.number]) for word in words if word.node == n]
+        mine = [(word.offset, word.how, rows[word.of], told[word.of]) for word in words if word.node == n]
         if mine:
             core.scalar_words(node.handle, mine)
     return words is not None
 
 
-def told_by(
-    seen: Seen, op: OpOverload, given: Callable[[int], tuple], rounds: tuple[tuple[int, ...], ...],
-    explain: Callable[..., list | None],
-) -> list | None:  # fmt: skip
-    """What `explain` tells of captures of the op in vain: [(which, nodes), ...], with the arguments given(which), for
-    as many rounds as it takes; or None."""
+def told_by(seen: Seen, op: OpOverload, given: Callable, rounds: tuple, explain: Callable) -> list | None:
+    """What `explain` tells of captures of the op in vain, with arguments given(which), in as many rounds; or None."""
     shots = []
     for order in rounds:
         if not shoot(seen, op, given, order, shots):
@@ -162,17 +151,15 @@ def told_by(
 
 
 def shoot(seen, op, given, order, shots):
-    """Capture the op once for each of `order`, behind the nodes that stay. False: it cannot be, with some of these
-    arguments."""
+    """Capture the op once for each of `order`, behind the nodes that stay. False: some arguments do not go."""
     mark, here, apart = core.graph_mark(), core.graph_length(), []
     try:
         with unseen(seen):
             for which in order:
                 apart.append(torch.empty(len(shots)))  # moves the heap on
                 args, kwargs = given(which)
-                written = [
-                    (t, t._version) for t in tensors_in(kwargs.values(), tensors_in(args, [])) if not t.is_inference()
-                ]
+                given_tensors = tensors_in(kwargs.values(), tensors_in(args, []))
+                written = [(t, t._version) for t in given_tensors if not t.is_inference()]
                 here = core.graph_length()
                 try:
                     op(*args, **kwargs)
@@ -191,17 +178,7 @@ def shots_from(first: int) -> list[Shot]:
     return [Shot(*one) for one in core.graph_shots(first)]
 
 
-def are_alike(main, shots):
-    """Did all captures make the same nodes, but for their arguments?"""
-    shape = [(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in main]
-    return all(
-        [(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in nodes] == shape for _, nodes in shots
-    )
-
-
-def substitute(
-    op: OpOverload, args: Sequence, kwargs: dict, numbers: list[tuple[int, int, int]], values: dict[int, int | float]
-) -> tuple[list, dict]:
+def substitute(op: OpOverload, args: Sequence, kwargs: dict, numbers: Taken, values: dict) -> tuple[list, dict]:
     """The op's arguments, with other numbers."""
     names = [a.name for a in op._schema.arguments]
     args, kwargs = list(args), dict(kwargs)

@@ -1,20 +1,21 @@
 """What stands for a number that is another one at each call, while a function is recorded (live.py).
 
 To Python a stand-in is a float or an int; each step of arithmetic makes another one and is written down in a Trace, and
-PyTorch's own symbolic numbers carry it into ops. Lists and tuples of numbers from which one chooses have stand-ins,
-too."""
+PyTorch's own symbolic numbers carry it into ops. Lists and tuples from which one chooses have stand-ins, too."""
 
+import array
+import collections
 import dis
 import math
 import operator
 import sys
 import weakref
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
 
-from ..look import tables
 from ..look.code import code_reads
 from ..run.observe import NOT_USER_CODE
 from ..words import pytree
@@ -23,7 +24,11 @@ from ..words.private import without_torch_function
 MOST = pytree.MOST
 PARSER = "python_arg_parser"  # the file of PyTorch's that asks for a value
 SUMS_EXACTLY = sys.version_info >= (3, 12)
+ASKED = (dict, collections.Counter)
 MAX_STEPS = 4096  # of one recording: what computes more with a number is a loop that wants another form
+
+
+Taken = list[tuple[int, int, int]]  # (argument, element or NONE, row) of each number of ours that an op takes
 
 
 class Source(NamedTuple):
@@ -47,9 +52,36 @@ class Step(NamedTuple):
     table: int = core.NONE  # LOOKED_UP: which
 
 
+class Table(NamedTuple):
+    """Numbers from which one that changes chooses (`betas[t]`): in a recording the core looks them up. Or a dict of whole
+    numbers that is asked for one (`epoch in milestones`): it is compared with each key. A container to which code can
+    come past its places is none; where it does all the same, and changes it, the run is undone."""
+
+    proxy: Any  # what lies in its places meanwhile
+    entries: Any  # itself
+    numbers: array.array
+
+
+def is_kept(table: Table) -> bool:
+    """Has somebody kept what lay in its places? Who, tells but a look at all that lives."""
+    return sys.getrefcount(table.proxy) > ALONE
+
+
+_one = Table(object(), (), array.array("q"))
+ALONE = sys.getrefcount(_one.proxy)  # the row's reference and the question's, as this Python counts them
+
+
+def is_as_it_was(table: Table) -> bool:
+    """Has nobody led to it past its places, and changed it? Then what stood for it has the same entries."""
+    mine, theirs = table.proxy, table.entries
+    if type(theirs) in ASKED:
+        return mine == theirs
+    ours = list.__iter__(mine) if type(theirs) is list else mine
+    return len(mine) == len(theirs) and all(map(operator.is_, ours, theirs))
+
+
 class Trace:
-    """What one run does with its numbers. It changes with each step of arithmetic: every stand-in of the run leads to
-    this one, and to no other run's."""
+    """What one run does with its numbers. It changes with each step: all stand-ins of the run lead to this one."""
 
     def __init__(self, sources, line):
         self.sources, self.line = sources, line  # line(): where the user's code is
@@ -62,6 +94,7 @@ class Trace:
         self.stored = {}  # (id of a place's home, its key; of a list, the index) -> the row that came to it
         self.overwritten = set()  # rows of sources whose places were stored to, be it what they held
         self.exchanged = []  # entries of the arguments' containers: (path, home, key, what was there, the stand-in)
+        self.lent = []  # (id of a container of these, the row of the stand-in that was in it)
         self.changed = None  # the path of one of these that the function changed
         self.over = False
         self.untraced = None  # a sentence on why the function can have no live numbers
@@ -71,7 +104,7 @@ class Trace:
         self.started, self.asked = 0, set()  # code that was looked at (watch)
         self.rows_of = []  # (address, bytes, what keeps these) of memory that a number chose rows of, and of the rows
         self.chosen = set()  # memory of these rows
-        self.tables = []  # of tables.Table
+        self.tables = []  # of Table
         self.bypassed = False  # somebody led to a table past its place, and changed it
         self.reads = {}  # row of a number that was read on the way -> the line
         self.hands = {}  # such a row -> what makes of it what a result holds
@@ -102,13 +135,14 @@ class Trace:
         return [one for one in (ref() for ref in self.made) if one is not None]
 
     def table_of(self, entries):
-        """What stands for a list or tuple of numbers, wherever that lies."""
+        """What stands for a list, tuple or dict of numbers, wherever that lies."""
         known = next((table.proxy for table in self.tables if table.entries is entries), None)
         if known is not None:
             return known
-        proxy = TABLES[type(entries)](entries)
+        proxy = PROXIES[type(entries)](entries)
         proxy.trace, proxy.at = self, len(self.tables)
-        self.tables.append(tables.new(proxy, entries))
+        kind = "d" if type(next(iter(entries))) is float else "q"
+        self.tables.append(Table(proxy, entries, array.array(kind, entries)))
         return proxy
 
     def look_up(self, at, index):
@@ -146,14 +180,10 @@ class Trace:
 
     def step(self, op, function, *operands):
         """What Python makes of the operands: a stand-in, where it is a number and C can do the same."""
-        rows = (
-            [core.NONE, core.NONE] if self.over or len(self.steps) > MAX_STEPS else [self.row_of(x) for x in operands]
-        )
-        plain = [plain_of(x) for x in operands]
+        is_over = self.over or len(self.steps) > MAX_STEPS
+        rows, plain = [core.NONE if is_over else self.row_of(x) for x in operands], list(map(plain_of, operands))
         if core.NONE in rows:
-            for x in operands:
-                pin(x)
-            return function(*plain)
+            return function(*map(settle, operands))
         try:
             value = function(*plain)
         except Exception:  # division by zero, say: of these numbers, not of others
@@ -171,8 +201,7 @@ class Trace:
 
 
 class Node(NamedTuple):
-    """What PyTorch's C++ knows of a stand-in: the protocol of torch.SymFloat and torch.SymInt. It asks for the value
-    where it cannot carry the symbol."""
+    """What PyTorch's C++ knows of a stand-in, as of torch.SymFloat: it asks for the value where no symbol goes."""
 
     trace: Any
     row: int
@@ -240,26 +269,20 @@ def floor(self):
 
 def binary(op, function):
     """The two methods of an operator, for the left and for the right operand."""
-
     vet = vet_sum if op == core.ADDED else lambda left, right, compute: compute()
 
-    def left(self, other):
+    def asked(self, other, *both):
         if is_foreign(other):
             return NotImplemented
-        return vet(self, other, lambda: self.node.trace.step(op, function, self, other))
+        return vet(*both, lambda: self.node.trace.step(op, function, *both))
 
-    def right(self, other):
-        if is_foreign(other):
-            return NotImplemented
-        return vet(other, self, lambda: self.node.trace.step(op, function, other, self))
-
-    return left, right
+    return (lambda self, other: asked(self, other, self, other)), lambda self, other: asked(self, other, other, self)
 
 
 def vet_sum(left, right, add):
     """Of floats alone, sum() adds in the end what each step rounded off. One step is rounded as it is anyway; where C
     adds to what it may have added before, and no code does, leave."""
-    trace, frame = (left if type(left) in STAND_INS else right).node.trace, sys._getframe(1).f_back
+    trace, frame = (left if type(left) in STAND_INS else right).node.trace, sys._getframe(2).f_back
     by_code = frame is None or dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("BINARY")
     if by_code or not SUMS_EXACTLY or trace.over or float not in (type(plain_of(left)), type(plain_of(right))):
         return add()
@@ -320,11 +343,6 @@ EXACT = (
 ).split()
 
 
-def as_array(number, *dtype):
-    """numpy asks; so it is there."""
-    return sys.modules["numpy"].asarray(settle(number), *dtype)
-
-
 def methods(kind):
     """What a stand-in for a float or an int does."""
     made = {
@@ -337,7 +355,7 @@ def methods(kind):
         "__trunc__": unary(core.AS_INT, int), "__torch_function__": classmethod(carried),
         "__deepcopy__": lambda self, memo: settle(self),
         "real": property(lambda self: self), "imag": property(lambda self: kind(0)),
-        "__array__": lambda self, *args, **kwargs: as_array(self, *args), "node": None,
+        "__array__": lambda self, *dtype, **_: sys.modules["numpy"].asarray(settle(self), *dtype), "node": None,
         "__init__": lambda self, node: object.__setattr__(self, "node", node),
         "__setattr__": lambda self, name, value: setattr(plain_of(self), name, value),  # which raises
         "__delattr__": lambda self, name: delattr(plain_of(self), name),
@@ -376,8 +394,7 @@ GETITEM = torch.Tensor.__getitem__
 
 
 def carried(cls, function, types, args=(), kwargs=None):
-    """PyTorch is given one of ours where it expects a tensor or a number. While the run lasts it carries it into the
-    op; later it gets the number."""
+    """PyTorch is given one of ours for a tensor or a number. It carries it while the run lasts, then the number."""
     kwargs = kwargs or {}
     if any(x.node.trace.over for x in (*args, *kwargs.values()) if type(x) in STAND_INS):
         args, kwargs = [plain_of(x) for x in args], {k: plain_of(x) for k, x in kwargs.items()}
@@ -398,51 +415,66 @@ def entry(plain):
     return lambda self, k: self.trace.look_up(self.at, k) if type(k) is Int else plain(self, k)
 
 
-def writer(name):
-    """A method that changes a table: it changes the list that this stands for, too, to which others may lead."""
-    plain = getattr(list, name)
+def asked(plain):
+    """A method that is given a key: a stand-in is compared with each that there is."""
+
+    def ask(self, k):
+        if type(k) is not Int or getattr(self, "written", False):
+            return plain(self, k)
+        return plain(self, next((key for key in type(self).__base__.__iter__(self) if k == key), k.node.value))
+
+    return ask
+
+
+def writer(kind, name):
+    """A method that changes a table: it changes the container that this stands for, too, to which others may lead."""
+    plain = getattr(kind, name)
 
     def write(self, *args, **kwargs):
         self.written = True
         plain(self.trace.tables[self.at].entries, *args, **kwargs)
         result = plain(self, *args, **kwargs)
-        return self if name in ("__iadd__", "__imul__") else result
+        return self if name.startswith("__i") else result
 
     return write
 
 
-WRITERS = "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split()
-Table = type(
-    "list", (list,),
-    {"__getitem__": entry(list.__getitem__), "__class__": property(lambda self: list), "__module__": "builtins"}
-    | {name: writer(name) for name in WRITERS},
-)  # fmt: skip
-Row = type(
-    "tuple", (tuple,),
-    {"__getitem__": entry(tuple.__getitem__), "__class__": property(lambda self: tuple), "__module__": "builtins"},
-)  # fmt: skip
-TABLES = {list: Table, tuple: Row}
+WRITERS = (
+    "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__ update popitem"
+    " setdefault __ior__"
+).split()
+
+
+def table_class(kind):
+    """Of what stands for tables of this type. (Of Counter's writers, those in Python come to the others.)"""
+    read = entry if kind in (list, tuple) else asked
+    made = {
+        "__getitem__": read(kind.__getitem__), "__class__": property(lambda self: kind), "__module__": kind.__module__,
+        "__reduce_ex__": lambda self, protocol: kind(self).__reduce_ex__(protocol),
+    }  # fmt: skip
+    if read is asked:
+        made["__contains__"] = asked(kind.__contains__)
+    plain = [(name, getattr(kind, name, None)) for name in WRITERS if kind is not tuple]
+    made |= {name: writer(kind, name) for name, method in plain if method and type(method) is not FunctionType}
+    return type(kind.__name__, (kind,), made)
+
+
+PROXIES = {kind: table_class(kind) for kind in (list, tuple, *ASKED)}
 STAND_IN = {float: Float, int: Int}
-for _name, _how in (
-    *OPERATORS.items(),
-    *COMPARISONS.items(),
-    ("neg", (core.NEGATED, operator.neg)),
-    ("sym_float", (core.AS_FLOAT, float)),
-):
-    setattr(Node, _name, node_method(*_how))
-for _name, _function in (
-    ("ceil", math.ceil), ("floor", math.floor), ("sym_max", max), ("sym_min", min), ("sym_and", operator.and_),
-    ("sym_or", operator.or_), ("sym_not", operator.not_),
-    ("sym_ite", lambda condition, one, other: one if condition else other),
-):  # fmt: skip
-    setattr(Node, _name, exact_node(_function))
-for _name, _kind in (("is_int", int), ("is_float", float), ("is_bool", bool)):
-    setattr(Node, _name, lambda self, kind=_kind: type(self.value) is kind)
-for _name, _answer in (
-    ("is_symbolic", True), ("has_hint", True), ("is_constant", False), ("is_nested_int", False), ("maybe_as_int", None),
-    ("maybe_as_float", None), ("maybe_as_bool", None),
-):  # fmt: skip
-    setattr(Node, _name, lambda self, answer=_answer: answer)
+STEPS = OPERATORS | COMPARISONS | {"neg": (core.NEGATED, operator.neg), "sym_float": (core.AS_FLOAT, float)}
+NO_STEPS = {
+    "ceil": math.ceil, "floor": math.floor, "sym_max": max, "sym_min": min, "sym_and": operator.and_,
+    "sym_or": operator.or_, "sym_not": operator.not_,
+    "sym_ite": lambda condition, one, other: one if condition else other,
+}  # fmt: skip
+ANSWERS: dict[str, Any] = {"is_symbolic": True, "has_hint": True, "is_constant": False, "is_nested_int": False}
+ANSWERS |= dict.fromkeys(("maybe_as_int", "maybe_as_float", "maybe_as_bool"))
+OF_NODES = {name: node_method(*how) for name, how in STEPS.items()}
+OF_NODES |= {name: exact_node(function) for name, function in NO_STEPS.items()}
+OF_NODES |= {name: lambda self, answer=answer: answer for name, answer in ANSWERS.items()}
+OF_NODES |= {f"is_{kind.__name__}": lambda self, kind=kind: type(self.value) is kind for kind in (int, float, bool)}
+for _name, _method in OF_NODES.items():
+    setattr(Node, _name, _method)
 ALSO_CALLED = {
     "plain": "guard_bool guard_size_oblivious int_ float_ bool_ expect_true guard_or_false guard_or_true"
     " statically_known_true",

@@ -26,9 +26,8 @@ NEVER, SAMPLED = 2**31 - 1, 100
 
 
 def why_not(module: torch.nn.Module, on_host: bool, saves: bool) -> str | None:
-    """Why a recording cannot have the forward of this module: "" if it is its kind, None if it can. A whole step can,
-    on the GPU: the hooks on accumulators run in the capture, and with them the collectives, on streams that join
-    again."""
+    """Why a recording cannot have this module's forward: "" if it is its kind; None if it can. A whole step can, on the
+    GPU: hooks on accumulators run in the capture, and the collectives with them, on streams that join again."""
     if on_host or saves or not (isinstance(module, DistributedDataParallel) and private.knows_parallel()):
         return ""
     return private.odd_parallel(module)
@@ -77,10 +76,7 @@ def forget(modules: Iterable[DistributedDataParallel]) -> bool:
     """A capture came to nothing: was it in the middle of a reduction? That is under way no longer. (Buckets are built
     anew then, with an exchange, so the ranks must have come to this together: a program's own doing does, want of
     memory does not.)"""
-    cut = [module for module in list(modules) if not private.is_reduced(module)]
-    for module in cut:
-        private.forget_reduction(module)
-    return bool(cut)
+    return any([private.forget_reduction(module) for module in list(modules)])
 
 
 def sizes(sharded: Iterable[tuple[str, Any]]) -> list[tuple[torch.UntypedStorage, int]]:
@@ -112,9 +108,10 @@ def wait_pending(seen: Seen) -> None:
 
 
 def watch_groups(let_go: Callable[[], object]) -> None:
-    """From now on, once for all, let_go() comes before a group of processes is shut down. NCCL waits for the graphs
-    that hold work of its communicators."""
-    taps.tap_groups(lambda plain, owner, name, args, kwargs: (let_go(), plain(*args, **kwargs))[1])
+    """Once for all, let_go() comes before a group is shut down: NCCL waits for graphs with work of its own."""
+    groups = taps.late(*((torch.distributed.ProcessGroup, name) for name in ("shutdown", "abort")))
+    if not groups.handlers:
+        groups.begin([lambda: True, lambda plain, owner, name, args, kwargs: (let_go(), plain(*args, **kwargs))[1]])
 
 
 def watch_replays(node: int, device: int) -> None:
@@ -126,8 +123,7 @@ def watch_replays(node: int, device: int) -> None:
 
 
 def is_lasting(stream):
-    """The default stream and those of torch's pools last as long as the process; one that others made has its address
-    for an id."""
+    """As long as the process: the default stream and those of torch's pools. Others have an address for an id."""
     return stream.stream_id == 0 or stream.stream_id % 2 == 1
 
 

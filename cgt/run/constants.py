@@ -65,11 +65,16 @@ def own(seen: Seen, t: torch.Tensor) -> None:
 
 
 def note(
-    seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object], constant: bool, fresh: Sequence[torch.Tensor],
-    written: Sequence[torch.Tensor], is_real: bool = False,
-) -> None:  # fmt: skip
-    """The op ran: what it made is constant or not, what it wrote is not any more unless all it had was. `is_real`: it
-    did in a capture, too."""
+    seen: Seen,
+    op: OpOverload,
+    args: tuple,
+    kwargs: dict,
+    constant: bool,
+    fresh: Sequence,
+    written: Sequence,
+    is_real: bool,
+) -> None:
+    """The op ran: what it made, or wrote, is constant if all it had was. `is_real`: it did in a capture, too."""
     if not constant:
         forget(seen, (*fresh, *written))
         return
@@ -96,16 +101,14 @@ def close(seen: Seen) -> None:
 
 
 def read(seen: Seen, inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Run the op under way, which needs the values of constants, or of what a segment left, in a capture; what it
-    returned. What it made becomes memory of the recording: a copy that each replay makes anew, since the function may
-    write it, or return it."""
+    """Run the op under way for real, in a capture: it needs the values of constants, or of what a segment left. What it
+    made becomes a copy that each replay makes anew, since the function may write it, or return it."""
     results = for_real(seen, lambda: core.proceed([stand_in(seen, t) if t.is_cuda else t for t in inputs]))
     return renew(seen, results)
 
 
 def renew(seen: Seen, results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return from the op under way, in place of these tensors that were made for real, copies that each replay makes
-    anew."""
+    """Return from the op under way copies of these tensors that were made for real: each replay makes them."""
     results = [anew(seen, t) if t.is_cuda else t for t in results]
     core.answer(results)
     return results

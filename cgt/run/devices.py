@@ -46,8 +46,7 @@ def name_of(device: int) -> str:
 
 
 def one_thread(others: tuple[int, ...] | bool) -> Bracket:
-    """A bracket: inside, a backward that works on these GPUs, too, runs in the thread that asks for it; not in one for
-    each."""
+    """A bracket: a backward that works on these GPUs, too, runs in one thread, not in one for each."""
     if not others:  # what the function switches stays so
         return NOTHING
     switch, before = torch.autograd.set_multithreading_enabled, has_threads()
@@ -55,8 +54,7 @@ def one_thread(others: tuple[int, ...] | bool) -> Bracket:
 
 
 def settle(device: int) -> None:
-    """Wait until autograd's thread of a GPU has let go of what it ran last. It wakes the caller before that, and begins
-    nothing else until then."""
+    """Wait until autograd's thread of a GPU let go of what it ran last: it wakes the caller before that."""
 
     def backward():
         x = torch.empty(0, device=device, requires_grad=True)

@@ -13,7 +13,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cgt_core as core
@@ -43,9 +43,7 @@ class Unrecordable(BaseException):
     own `except Exception` does not catch it. Never reaches the user."""
 
 
-def observe(
-    driver: int, device: int, graph: Graph | None = None, given: list[torch.Tensor] | None = None, **also: Any
-) -> Seen:
+def observe(driver: int, device: int, graph: Graph | None = None, given: list | None = None, **also: Any) -> Seen:
     """For a run that is not recorded. `given`: what a backward may read. `also`: more of Run."""
     allocated = core.allocations(device) if given is not None and driver == CUDA else None
     slots = frozenset(map(core.storage_id, given or ()))
@@ -53,11 +51,8 @@ def observe(
     return Seen(Run(driver, device, graph=graph, slots=slots, allocated=allocated, **(now | also)))
 
 
-def observe_plan(
-    state: State, plan: Plan, swaps: list[tuple[torch.Tensor, torch.Tensor]], before: object, pool: int
-) -> Seen:
-    """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots. `before`, `pool`: as of
-    Run."""
+def observe_plan(state: State, plan: Plan, swaps: list[tuple], before: object, pool: int) -> Seen:
+    """For the recording of a plan. `swaps`: [(leaf, buffer)] of its copied slots. `before`, `pool`: as of Run."""
     tensors = plan.tensors
     compared, learnt = state.opts.audit and state.opts.audit.every, state.learnt
     run = Run(
@@ -143,7 +138,7 @@ def tensors_in(values: Iterable[object], into: list[torch.Tensor]) -> list[torch
 
 
 def touch(seen: Seen, t: torch.Tensor) -> None:
-    """The run has to do with t: is its memory from outside, and met for the first time, then that is noted."""
+    """The run has to do with t: memory from outside is noted when it is met first."""
     sid = core.storage_id(t)
     if sid in seen.made or sid in seen.copied.buffers or sid in seen.touched:
         return
@@ -231,8 +226,7 @@ def asks_on(seen: Seen) -> bool:
 
 
 def refuse(seen: Seen, sentence: str) -> None:
-    """Note why this run cannot be replayed. In a CUDA capture nothing has run yet, and what a body does is in vain:
-    leave."""
+    """Note why this cannot be replayed, and leave what is in vain: a capture, where nothing ran yet; a body."""
     note_reason(seen, sentence)
     if is_capture(seen) or seen.cuts.bodies:
         raise Unrecordable(sentence)
@@ -271,54 +265,55 @@ def swap_of(seen: Seen, sid: int, at: int, end: int) -> Swap | None:
     return next((row for row in seen.copied.swaps[sid] if row.lo <= at and end <= row.hi), None)
 
 
-def exchange(seen: Seen, value: object, done: dict[int, torch.Tensor] | None = None) -> Any:
-    """The argument with copied slots replaced by their buffers. `done`: of the same op. What is one tensor stays one:
-    attention asks whether its query is its key, and computes with other kernels if not."""
-    done = {} if done is None else done
+def as_views(value: object, place: Callable, done: dict[int, torch.Tensor]) -> Any:
+    """The argument with each tensor in it as place(t) says: as a view of another one, so many bytes behind its start;
+    None: it stays. `done`: those of the same op. What is one tensor stays one: attention asks whether its query is its
+    key, and computes with other kernels if not."""
     if isinstance(value, torch.Tensor):
-        sid = core.storage_id(value)
-        if sid not in seen.copied.swaps or not value.numel():
-            return value
-        at, end = core.address(value), core.address(value) + core.span(value)
-        row = swap_of(seen, sid, at, end)
-        if row is not None:
-            if id(value) not in done:
-                done[id(value)] = core.view_like(row.buffer, value, at - row.lo)
-            return done[id(value)]
-        if not any(s == sid and lo <= at and end <= lo + n for s, lo, n in seen.copied.stay):
-            refuse(seen, errors.beside(user_line(seen)))
-        return value
-    if isinstance(value, (list, tuple)):
-        return type(value)([exchange(seen, v, done) for v in value])
-    return value
+        if id(value) not in done:
+            there = place(value)
+            done[id(value)] = value if there is None else core.view_like(there[0], value, there[1])
+        return done[id(value)]
+    return type(value)([as_views(v, place, done) for v in value]) if isinstance(value, (list, tuple)) else value
+
+
+def exchange(seen: Seen, value: object, done: dict[int, torch.Tensor] | None = None) -> Any:
+    """The argument with copied slots replaced by their buffers. `done`: as of as_views."""
+    return as_views(value, functools.partial(in_buffer, seen), {} if done is None else done)
+
+
+def in_buffer(seen, t):
+    sid = core.storage_id(t)
+    if sid not in seen.copied.swaps or not t.numel():
+        return None
+    at, end = core.address(t), core.address(t) + core.span(t)
+    row = swap_of(seen, sid, at, end)
+    if row is None and not any(s == sid and lo <= at and end <= lo + n for s, lo, n in seen.copied.stay):
+        refuse(seen, errors.beside(user_line(seen)))
+    return None if row is None else (row.buffer, at - row.lo)
 
 
 def fix(seen: Seen, value: object, done: dict[int, torch.Tensor] | None = None) -> Any:
     """The argument with tensors from outside replaced by views of fixed addresses: a storage can be
     given other memory later (a rescue does that), and the tape must not follow. But it must read a
     result of the path where that is written; even now, in another thread, a rescue may part the two, so how far
-    it lies from the start is asked of its own storage. `done`: as of exchange."""
-    done = {} if done is None else done
-    if isinstance(value, torch.Tensor):
-        sid = core.storage_id(value)
-        if sid in seen.made or sid in seen.copied.buffers or not sid:
-            return value
-        if sid not in seen.alive.fixed:
-            proto = core.path_proto(seen.run.plan.parent, value)
-            seen.alive.fixed[sid] = core.fixed(value) if proto is None else proto
-        if id(value) not in done:
-            base = seen.alive.fixed[sid]
-            start = base.storage_offset() * base.element_size()
-            done[id(value)] = core.view_like(base, value, core.address(value) - core.storage_address(value) - start)
-        return done[id(value)]
-    if isinstance(value, (list, tuple)):
-        return type(value)([fix(seen, v, done) for v in value])
-    return value
+    it lies from the start is asked of its own storage. `done`: as of as_views."""
+    return as_views(value, functools.partial(in_fixed, seen), {} if done is None else done)
+
+
+def in_fixed(seen, t):
+    sid = core.storage_id(t)
+    if sid in seen.made or sid in seen.copied.buffers or not sid:
+        return None
+    if sid not in seen.alive.fixed:
+        proto = core.path_proto(seen.run.plan.parent, t)
+        seen.alive.fixed[sid] = core.fixed(t) if proto is None else proto
+    base = seen.alive.fixed[sid]
+    return base, core.address(t) - core.storage_address(t) - base.storage_offset() * base.element_size()
 
 
 def warn(text: str) -> None:
-    """A CgtWarning at the user's line. Where warnings are errors the call's result must not be lost for one: the text
-    stands in explain()."""
+    """A CgtWarning at the user's line; where warnings are errors no result is lost for one: explain() tells it."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_USER_CODE):
         frame = frame.f_back

@@ -7,7 +7,6 @@ An op is appended with the tensors that it really got, after it ran. Three forms
 Views are not appended: a view of recorded memory is the same view at every launch.
 """
 
-import math
 from collections.abc import Sequence
 
 import cgt_core as core
@@ -22,7 +21,8 @@ FORMS: dict = {}  # id of an op -> form_of
 def form_of(op):
     """(the op, its name, its overload, have results any bytes, its out variant or None): how it comes on a tape."""
     schema, writing = op._schema, writes(op)
-    is_empty, out = op.overloadpacket.__name__ in EMPTY and not writing, None if writing else out_variant(op)
+    is_empty = op.overloadpacket.__name__ in EMPTY and not writing
+    out = None if writing or is_empty else out_variant(op)
     return op, schema.name.encode(), schema.overload_name.encode(), is_empty, out
 
 
@@ -59,10 +59,8 @@ def writes(op: OpOverload) -> tuple[tuple[int, str], ...]:
 def append(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], results: Sequence[torch.Tensor]) -> None:
     """Append op to the tape under way. `results`: the tensors it made, in order."""
     _, name, overload, is_empty, out = FORMS.get(id(op)) or FORMS.setdefault(id(op), form_of(op))
-    if is_empty and results:
-        if is_filled():
-            core.op(b"aten::fill_", b"Scalar", (results[0], unwritten(results[0].dtype)), {}, ())
-        return  # or its bytes mean nothing; the memory stays
+    if is_empty and results and not is_filled():
+        return  # its bytes mean nothing; the memory stays
     args, into = tuple(args), tuple(results)
     if out is None or not results or not core.op(name, out[0], args, kwargs, into, out[1]):
         core.op(name, overload, args, kwargs, into)
@@ -71,13 +69,6 @@ def append(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], re
 def is_filled() -> bool:
     """Is memory filled that was asked for and not written yet, so that who reads it gets the same each time?"""
     return torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
-
-
-def unwritten(dtype):
-    """With what."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return math.nan
-    return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Collection
+from typing import Any
 
 import cgt_core as core
 import torch
@@ -22,6 +23,8 @@ import torch
 from ..words import options, private
 
 Bracket = tuple[Callable[[], object], Callable[[], object]]  # (begin, end)
+Mine = Callable[[], bool]  # is a call the run's own?
+Codes = set[types.CodeType | None]
 NOTHING = (lambda: None, lambda: None)  # one
 
 
@@ -83,7 +86,7 @@ class Tap:
 LATE = {}  # targets that torch imports late or not at all -> Tap
 
 
-def late(*targets):
+def late(*targets: tuple[Any, str]) -> Tap:
     """The tap of these, made once."""
     if targets not in LATE:
         LATE[targets] = Tap(*targets)
@@ -93,15 +96,13 @@ def late(*targets):
 # --- what torch.compile made ----------------------------------------------------------------------
 
 
-def tap_regions(
-    is_mine: Callable[[], bool], region: Callable[..., object], compiles: Callable[[], object]
-) -> tuple[list[Bracket], Callable[[], bool]]:
+def tap_regions(is_mine: Mine, region: Callable, compiles: Callable) -> tuple[list[Bracket], Callable[[], bool]]:
     """([bracket, ...], a function: was every region seen?). Inside, where `is_mine()`, region(plain, region, inputs)
     is called for each region that inductor compiled, and compiles() when a compilation begins, which is not observed.
     Not every region is seen if inductor was imported meanwhile."""
     brackets, target = tap_compilations(is_mine, compiles), private.region_call()
     if target is None:
-        return brackets, lambda: not private.inductor_is_there()
+        return brackets, lambda: private.region_call() is None
     handle = lambda plain, owner, name, args, kwargs: region(plain, *args)  # noqa: E731
     return [*brackets, late(target).to(is_mine, handle)], lambda: True
 
@@ -149,7 +150,7 @@ class InCompiled(private.DispatchMode):
         return core.observed_op(op, args, kwargs or {})
 
 
-def tap_compiled(is_mine: Callable[[], bool], higher_order: Callable[..., object]) -> Bracket:
+def tap_compiled(is_mine: Mine, higher_order: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, functions that Dynamo compiled are run under a dispatch mode instead of
     the observer's dispatch key: their guards compare the thread's keys, and would have them compiled once more for
     inside, but not those of modes. Two switches that Dynamo sets tell when such a function begins and ends."""
@@ -188,7 +189,7 @@ def tap_compiled(is_mine: Callable[[], bool], higher_order: Callable[..., object
 HIGHER_ORDER = Tap(private.HIGHER_ORDER_CALL)
 
 
-def tap_higher_order(is_mine: Callable[[], bool], handle: Callable[..., object]) -> Bracket:
+def tap_higher_order(is_mine: Mine, handle: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, handle(op) comes before each higher-order op, which finds its kernels by
     the thread's keys and knows none for the observer's."""
 
@@ -207,7 +208,7 @@ def tap_higher_order(is_mine: Callable[[], bool], handle: Callable[..., object])
 FORKS = Tap(private.HOP_COMPILES)
 
 
-def tap_forks(is_mine: Callable[[], bool], fork: Callable[..., object]) -> Bracket:
+def tap_forks(is_mine: Mine, fork: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, fork(name, args, plain) is called instead of what torch.cond and while_loop
     have Dynamo compile, and that is plain()."""
 
@@ -272,9 +273,8 @@ def is_reader(value: object) -> bool:
     return id(value) in PLAIN_READERS
 
 
-def tap_readers(is_mine: Callable[[], bool], read: Callable[..., object]) -> Bracket:
-    """A bracket: inside, where `is_mine()`, read(name, tensor, its other arguments) comes before each such call, and is
-    its answer unless that is None."""
+def tap_readers(is_mine: Mine, read: Callable[..., object]) -> Bracket:
+    """A bracket: where `is_mine()`, read(name, tensor, the rest) comes before each such call: its answer, or None."""
 
     def handle(plain, owner, name, args, kwargs):
         given, answer = [*args, *kwargs.values()], None
@@ -290,15 +290,35 @@ def tap_readers(is_mine: Callable[[], bool], read: Callable[..., object]) -> Bra
 MAKERS = Tap((torch, "tensor"), (torch, "as_tensor"))  # of tensors of Python's numbers
 FUNCTIONS = Tap(*((math, name) for name in "sqrt exp log sin cos tan tanh pow isfinite isnan isinf".split()))
 SETTERS = Tap((torch.Tensor, "__setitem__"))
+SCALED = Tap(  # what optimizers give a tensor for a number
+    *((torch.Tensor, name) for name in ("add_", "addcdiv_", "addcmul_")),
+    *((torch, name) for name in ("_foreach_add_", "_foreach_addcdiv_", "_foreach_addcmul_")),
+)
 SWAPS = Tap((torch.utils, "swap_tensors"))
 SCRIPTED = Tap(*private.SCRIPTED)
 HASHES = Tap((torch.Tensor, "__hash__"))
 JITERATED = Tap(*private.JITERATORS)  # kernels of torch.cuda.jiterator's
 
 
+SCHEDULER, RATES = torch.optim.lr_scheduler.LRScheduler, "_last_lr"
+READS_RATES = {SCHEDULER.get_last_lr.__code__}
+
+
+def tap_rates(read: Callable[[dict], object]) -> Bracket:
+    """A bracket: inside, read(attributes) comes before the rates among a scheduler's attributes are read by name."""
+
+    def get(self):
+        if RATES not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {RATES!r}")
+        read(vars(self))
+        return vars(self)[RATES]
+
+    rates = property(get, lambda self, x: vars(self).update({RATES: x}), lambda self: vars(self).pop(RATES))
+    return functools.partial(setattr, SCHEDULER, RATES, rates), functools.partial(delattr, SCHEDULER, RATES)
+
+
 def tap_kernels() -> Bracket:
-    """A bracket: inside, kernels of operators that read behind the observer's back (private.READ_BEHIND) tell of it.
-    Whom, says api.py."""
+    """A bracket: operators that read behind the observer's back (private.READ_BEHIND) tell api.py of it."""
     handles = []
     return functools.partial(core.reads_begin, handles), functools.partial(core.reads_end, handles)
 
@@ -331,10 +351,7 @@ DISABLES = Tap(private.SAVED_HOOKS_DISABLE)
 KEEPS = Tap(private.KEEPS_GRAPH)  # a node of autograd's asks whether its graph is kept
 
 
-def tap_saves(
-    pack: Callable[[torch.Tensor], object], unpack: Callable[..., torch.Tensor], is_mine: Callable[[], bool],
-    disabled: Callable[[], object],
-) -> list[Bracket]:  # fmt: skip
+def tap_saves(pack: Callable, unpack: Callable, is_mine: Mine, disabled: Callable) -> list[Bracket]:
     """[bracket, ...]: inside, autograd saves through these hooks; torch.func's transforms, which work with none, are
     told of by disabled() and take them away."""
     depth = core.save_hooks()
@@ -355,10 +372,9 @@ def tap_saves(
 # --- modules, random states, captures ------------------------------------------------------------
 
 
-def tap_parallel(is_mine: Callable[[], bool], told: Callable[..., object]) -> list[Bracket]:
-    """[bracket, ...]: inside, where `is_mine()`, told(name, module) comes before the forward of a
-    DistributedDataParallel or a FullyShardedDataParallel. What these do for a backward is not in the ops of their
-    forward."""
+def tap_parallel(is_mine: Mine, told: Callable[..., object]) -> list[Bracket]:
+    """[bracket, ...]: inside, where `is_mine()`, told(name, module) comes before the forward of a module that spreads
+    the work over processes: what such a one does for a backward is not in the ops of its forward."""
 
     def handle(plain, owner, name, args, kwargs):
         told(owner.__name__, args[0])
@@ -368,7 +384,7 @@ def tap_parallel(is_mine: Callable[[], bool], told: Callable[..., object]) -> li
     return [late((owner, "forward")).to(is_mine, handle) for owner in owners if owner is not None]
 
 
-def tap_sharding(is_mine: Callable[[], bool]) -> Bracket:
+def tap_sharding(is_mine: Mine) -> Bracket:
     """A bracket: inside, where `is_mine()`, what DTensor works out about an op is not observed."""
     targets = private.sharding_calls()
 
@@ -382,17 +398,10 @@ def tap_sharding(is_mine: Callable[[], bool]) -> Bracket:
     return late(*targets).to(is_mine, handle) if targets else NOTHING
 
 
-def tap_groups(handle: Callable[..., object]) -> None:
-    """From now on, once for all, groups of processes are shut down by `handle`, as of a Tap."""
-    groups = late(*((torch.distributed.ProcessGroup, name) for name in ("shutdown", "abort")))
-    if not groups.handlers:
-        groups.begin([lambda: True, handle])
-
-
 STATES = Tap(*((m, name) for m in (torch, torch.cuda) for name in ("get_rng_state", "set_rng_state")))
 
 
-def tap_states(is_mine: Callable[[], bool], get: Callable[..., object], set_: Callable[..., object]) -> Bracket:
+def tap_states(is_mine: Mine, get: Callable[..., object], set_: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, the functions that read or set a default generator's state (those that
     fork_rng and torch.utils.checkpoint call) become get(generator, plain) and set_(generator, state, plain)."""
 
@@ -434,10 +443,7 @@ QUIET_FILES = (
 )
 
 
-def tap_calls(
-    started: set[types.CodeType | None], methods: dict[int, str], called: Callable[..., object],
-    beside: set[types.CodeType],
-) -> Bracket:  # fmt: skip
+def tap_calls(started: Codes, methods: dict[int, str], called: Callable, beside: Codes) -> Bracket:
     """A bracket: add the code objects that start or go on inside to the set `started`; add None if some could not be
     seen: somebody else's profiler is in the way. Before a builtin function of `methods` (by core.method_id) runs there
     is called(function, frame), the frame that calls it. Code of the program's other threads is added only where this
@@ -478,26 +484,18 @@ BYSTANDERS = (
 CARRIERS = ("multiprocessing.queues", "concurrent.futures.process")
 
 
-def is_alone() -> bool:
-    """Does no other thread run Python that could be the program's?"""
-    return not threads_beside()
-
-
 def threads_beside() -> list[str]:
-    """Names of the other threads that do."""
-    beside = [
-        thread for thread, stack in core.stacks_elsewhere().items() if not (is_idle(stack[0]) or is_bystander(stack))
-    ]
+    """Names of the other threads that run Python which could be the program's."""
+    others = core.stacks_elsewhere().items()
+    beside = [thread for thread, stack in others if not (is_idle(stack[0]) or is_bystander(stack))]
     names = {thread.ident: thread.name for thread in threading.enumerate()} if beside else {}
     return [names.get(thread, str(thread)) for thread in beside]
 
 
 def is_idle(frame):
     """Does it wait for work in a pool that has none?"""
-    of_pool = (
-        frame.f_code.co_filename.startswith(STANDARD) and frame.f_globals.get("__name__") == "concurrent.futures.thread"
-    )
-    variables = frame.f_locals if of_pool else {}
+    is_pools = frame.f_globals.get("__name__") == "concurrent.futures.thread"
+    variables = frame.f_locals if is_pools and frame.f_code.co_filename.startswith(STANDARD) else {}
     return "work_queue" in variables and "work_item" not in variables and variables["work_queue"].empty()
 
 
@@ -519,11 +517,8 @@ MEETINGS = tuple(  # where threads wait for each other
 )
 
 
-THREAD_STARTS = {
-    core.method_id(getattr(_thread, name))
-    for name in ("start_new_thread", "start_joinable_thread")
-    if hasattr(_thread, name)
-}
+STARTS = private.there((_thread, "start_new_thread"), (_thread, "start_joinable_thread"))
+THREAD_STARTS = {core.method_id(getattr(*target)) for target in STARTS}
 
 
 def monitored(started, methods, called, others, aside):

@@ -37,12 +37,8 @@ def see_draw(seen: Seen, generator: torch.Generator, after: bool) -> None:
     """Between two draws nobody may set a generator's state: a replay would not set it again. (A CUDA
     capture refuses by itself.) Called before and after each draw, and around the run."""
     now, key = generator.get_state(), core.generator_id(generator)
-    if (
-        not after
-        and key in seen.generators.states
-        and not torch.equal(seen.generators.states[key], now)
-        and not is_others(seen)
-    ):
+    was = None if after else seen.generators.states.get(key)
+    if was is not None and not torch.equal(was, now) and not is_others(seen):
         refuse(seen, errors.reseeded(user_line(seen)))
     seen.generators.states[key] = now
 
@@ -55,10 +51,7 @@ def is_others(seen):
 
 def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], torch.Tensor]) -> torch.Tensor:
     """The function reads a default generator's state."""
-    if seen.cuts.bodies:
-        refuse(seen, errors.body_acts("get_rng_state", user_line(seen)))
-    seen.acts = True
-    vet_device(seen, "get_rng_state", generator)
+    begin(seen, "get_rng_state", generator)
     if generator.device.type == "cpu" or not seen.run.recording:
         with unseen(seen):
             state = plain()
@@ -79,13 +72,13 @@ def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], to
     return state
 
 
-def vet_device(seen, name, generator):
+def begin(seen, name, generator):
     """A recording's words are for the generators of its own GPUs, which a first run shows."""
-    if (
-        generator.device.type == "cuda"
-        and seen.run.recording
-        and generator.device.index not in (seen.run.device, *seen.run.others)
-    ):
+    if seen.cuts.bodies:
+        refuse(seen, errors.body_acts(name, user_line(seen)))
+    seen.acts = True
+    is_home = generator.device.index in (seen.run.device, *seen.run.others)
+    if generator.device.type == "cuda" and seen.run.recording and not is_home:
         refuse(seen, errors.other_device(name, user_line(seen), generator.device, name_of(seen.run.device)))
 
 
@@ -96,14 +89,9 @@ def note_token(seen, state, moved, generator, words):
         seen.alive.objects.append(core.alias(state))
 
 
-def see_set_state(
-    seen: Seen, generator: torch.Generator, state: torch.Tensor, plain: Callable[[torch.Tensor], object]
-) -> object:
+def see_set_state(seen: Seen, generator: torch.Generator, state: torch.Tensor, plain: Callable) -> object:
     """The function sets a default generator's state: to a token, or it cannot be replayed."""
-    if seen.cuts.bodies:
-        refuse(seen, errors.body_acts("set_rng_state", user_line(seen)))
-    seen.acts = True
-    vet_device(seen, "set_rng_state", generator)
+    begin(seen, "set_rng_state", generator)
     sid = core.storage_id(state)
     state, moved, words = token_of(seen, sid, state)
     if words is None:  # set to what the function did not read: the next draw, or the end, refuses

@@ -80,8 +80,7 @@ def edge_of(node, nr):
 
 
 def chain_of(t, ends):
-    """[(node, number), ..., the place where they end], from t on; None: there are others on the way, or somebody hears
-    of the gradients."""
+    """[(node, number), ..., the place where they end], from t on; None: others are on the way, or somebody hears."""
     chain, node, nr = [], t.grad_fn, t.output_nr
     while node is not None and edge_of(node, nr) not in ends:
         if op_of(node) is None:

@@ -6,6 +6,8 @@ A reason tells what happened, where (file:line and op), and what to change; cgt'
 
 import functools
 import inspect
+import itertools
+import re
 import string
 from collections.abc import Callable
 
@@ -49,15 +51,22 @@ def says(text: str) -> Callable[..., str]:
 
 
 def phrase(text: str) -> Callable[..., str]:
-    """A function that says this; what it tells of {these} are its arguments, in the order of the text."""
-    words = " ".join(text.split())
-    names = list(dict.fromkeys(name for _, name, _, _ in string.Formatter().parse(words) if name))
+    """A function that says this; what it tells of {these} are its arguments, in the order of the text. What stands [[in
+    brackets, of {this}]] is said if that is given, and is not "": such arguments come behind the others."""
+    parts = re.split(r"\[\[|\]\]", " ".join(text.split()))  # each second one stood in brackets
+    names = [[name for _, name, _, _ in string.Formatter().parse(part) if name] for part in parts]
+    always, more = (dict.fromkeys(itertools.chain(*names[k::2])) for k in (0, 1))
 
     def sentence(*given):
-        return words.format(**dict(zip(names, given, strict=True)))
+        missing = [None] * (len(always) + len(more) - max(len(given), len(always)))
+        told = dict(zip((*always, *more), (*given, *missing), strict=True))
+        said = [part for k, part in enumerate(parts) if k % 2 == 0 or told[names[k][0]] not in (None, "")]
+        return "".join(said).format(**told)
 
-    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    vars(sentence)["__signature__"] = inspect.Signature(parameters)
+    new = functools.partial(inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    vars(sentence)["__signature__"] = inspect.Signature(
+        [*map(new, always), *(new(name, default=None) for name in more)]
+    )
     return sentence
 
 
@@ -102,6 +111,9 @@ counters_part = says("""119: {path} and {other} held the same number when this w
 waits = says("120: each call waits for a value that is read at {line}; each that comes again has a recording.")
 
 # 2: tensors and their memory
+moved = says("""202: {path} lies elsewhere than when it was recorded[[ ({then:#x} then, {now:#x} now)]], and a
+    recording cannot be told where: it is written and shares memory, needs gradients or is very large; no argument; a
+    view of another one; or inputs='pinned'. Reuse the tensor (copy_ into it).""")
 misaligned = says("""203: {path} begins at another remainder of 512 bytes (64 on the CPU) at each call, a slice of a
     larger tensor say, and kernels may differ by that. Pass a clone() of it.""")
 other_tensor = says("""204: {path} is now and then the very tensor that is also another argument, in a variable or a
@@ -167,6 +179,9 @@ advanced = says("""303: {path} is an iterator or a file from which the function 
     be asked whether it does; a replay would not. Call next() or read outside, and pass what comes as a tensor.""")
 reseeded = says("""304: the state of a random generator was set inside the function (seen at {line}); a replay would not
     set it again. Seed, fork and checkpoint outside the jitted function.""")
+changed_state = says("""305: {path} is changed by the function[[ (at {line})]], which a replay would not do. Change it
+    outside, keep it in a tensor and write that in place, or only count in it (self.calls += 1): that replays if nothing
+    else in the call reads it.""")
 used_elsewhere = says("""306: {path} is stored by the function while another thread, or code that ran for the first
     time, has to do with that name. Let one thread at a time do so, or return the value and store it outside.""")
 place_changed = says("307: {path} changes from call to call. Pass it as a tensor, or keep it constant.")
@@ -192,6 +207,8 @@ row_written = says("""317: what a number chose from is written past it, at {line
     number is recorded by itself.""")
 row_kept = says("""318: a row that a number chose from a tensor outlives the call, to which it is a view of that tensor:
     each such number is recorded by itself.""")
+parallel_module = says("""319: {name}'s forward at {line} prepares the exchange of gradients that its backward will
+    do[[ ({why})]]. Jit what it wraps: cgt.jit(module).""")
 early_bound = says("""320: {path} reads a tensor's memory and was looked up before cgt could watch it. Look it up where
     it is called: x.tolist(), torch.utils.dlpack.to_dlpack(x).""")
 parallel_settles = says("322: {name} takes times in its first iterations, which no replay could: recorded after them.")
@@ -223,6 +240,9 @@ transforms = says("""411: {line} differentiates with torch.func, which does not 
     watched. Return a result that does not require grad, or jit the whole step with its backward().""")
 late_read = says("""412: the backward pass read a saved tensor again after it had let go of it; it is recorded anew with
     everything kept""")
+modified = says("""413: one of the variables needed for gradient computation has been modified by an inplace operation:
+    a tensor of shape {shape} that was saved for the backward[[, is at version {now}; expected version {then}
+    instead]].""")
 saved_changed = says("""414: a tensor that the forward saved was modified in place before the backward. Modify it after
     backward(), or a clone.""")
 foreign_grad = says("415: {path}.grad is set to a tensor from outside. Assign it outside the jitted function.")
@@ -242,6 +262,8 @@ scaler_outside = says("""421: GradScaler.step at {line} needs to know on the hos
 # 5: whether a call is recorded
 unrecorded = says("501: such a call was not recorded yet. Call it outside first, until cgt.stats tells of replays.")
 limit = says("502: recorded {n} times already (max_records); {why}")
+new_kind = says("""504: the first call with such arguments: [[{path} is another one at each call: keep it to a few
+    values, or pass it by itself as a float, an int or a tensor; ]]recorded when one comes that is like it.""")
 timed = says("505: timed as it is: a recording was not replayed yet, and another one must pay.")
 does_not_pay = says("""503: recordings do not pay so far: with the next one they take {spent:.1f} ms, an eager call
     {eager:.0f} µs, and few would be replayed; {why} Tried again after {calls} calls, or when calls stay alike.""")
@@ -309,6 +331,7 @@ other_device = says("""702: {op} at {line} works on {device}, and the call is re
 cudnn_dropout = says("""704: a recurrent layer draws its dropout from a random state of cuDNN's, which begins anew at
     this call, since the generator's seed was set. Seed less often, or give the layer dropout=0 and put torch.nn.Dropout
     between layers.""")
+recording_failed = says("705: recording failed[[ after {line}]]: {name}.")
 capture_broken = says("""706: another thread called what the driver forbids while a capture is under way
     (torch.cuda.synchronize() waits for the whole device), which ended this recording. Wait for a stream or an event
     there, or call each function twice before.""")
@@ -433,30 +456,6 @@ def collective(op: str, line: str, waits: bool = False) -> str:
     return f"{op} at {line} {what}. Call it outside the jitted function."
 
 
-@code(319)
-def parallel_module(name: str, line: str, why: str = "") -> str:
-    return (
-        f"{name}'s forward at {line} prepares the exchange of gradients that its backward will do"
-        f"{f' ({why})' if why else ''}. Jit what it wraps: cgt.jit(module)."
-    )
-
-
-@code(413)
-def modified(shape: tuple[int, ...], *versions: int) -> str:
-    """versions: now and then, where PyTorch's own node asks for the tensor; it would say the same."""
-    which = ", is at version {}; expected version {} instead".format(*versions) if versions else ""
-    return (
-        "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: a tensor of shape {shape} that was saved for the backward{which}."
-    )
-
-
-@code(705)
-def recording_failed(name: str, line: str) -> str:
-    where = f" after {line}" if line else ""
-    return f"recording failed{where}: {name}."
-
-
 @code(510)
 def blocked(kind: int) -> str:
     return (
@@ -477,37 +476,6 @@ def blocked(kind: int) -> str:
 def told_record(name: str, kind: str, seconds: float, why: str) -> str:
     done = f"{name}: {kind}ed in {seconds * 1e3:.1f} ms"
     return done if why == unrecorded() else f"{done}: {why}"
-
-
-@code(504)
-def new_kind(path: str | None = None) -> str:
-    if path is None:
-        return "the first call with such arguments: recorded when one comes that is like it."
-    return (
-        f"the first call with such arguments: {path} is another one at each call. Recorded when one comes that is like"
-        " it. Keep it to a few values, or pass it by itself as a float, an int or a tensor."
-    )
-
-
-@code(202)
-def moved(path: str, *addresses: int) -> str:
-    """addresses: then and now, in a debug build."""
-    at = " ({:#x} then, {:#x} now)".format(*addresses) if addresses else ""
-    return (
-        f"{path} lies elsewhere than when it was recorded{at}, and a recording cannot be told where: it is written and"
-        " shares memory, needs gradients or is very large; no argument; a view of another one; or inputs='pinned'."
-        " Reuse the tensor (copy_ into it)."
-    )
-
-
-@code(305)
-def changed_state(path: str, line: str | None = None) -> str:
-    where = f" (at {line})" if line else ""
-    return (
-        f"{path} is changed by the function{where}, which a replay would not do. Change it outside, keep it in a tensor"
-        " and write that in place, or only count in it (self.calls += 1): that replays if nothing else in the call"
-        " reads it."
-    )
 
 
 def beside_threads(reason: str, names: list[str]) -> str:

@@ -9,7 +9,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import cgt_core as core
 import torch
@@ -65,13 +65,6 @@ READ_BEHIND = [
 ]  # fmt: skip
 
 
-# What launches a kernel of torch.cuda.jiterator's: (owner, name), where this torch has it.
-JITERATORS = [(torch._C, name) for name in ("_cuda_jiterator_compile_and_launch_kernel",) if hasattr(torch._C, name)]
-
-# What torch.jit.script makes of a method, of which it reads the source: likewise.
-SCRIPTED = [(torch.jit._recursive, name) for name in ("make_stub",) if hasattr(torch.jit._recursive, name)]
-
-
 # The code in which optimizers look whether they are being captured, and refuse it.
 CAPTURE_CHECKS = frozenset(
     inspect.unwrap(getattr(torch.optim.Optimizer, f"_{of}_graph_capture_health_check")).__code__
@@ -82,31 +75,36 @@ CAPTURE_CHECKS = frozenset(
 
 # What taps.py replaces, as (owner, name), and what it needs for that.
 
+
+def there(*targets: tuple[Any, str]) -> list[tuple[Any, str]]:
+    """Those of these, (owner, name), that there are in this release."""
+    return [target for target in targets if hasattr(*target)]
+
+
 HIGHER_ORDER_CALL = (torch._ops.HigherOrderOperator, "__call__")
 # What torch.cond and while_loop call, looked up then, when their arguments are checked (torch 2.13, 2.11), with a
 # function of theirs: that name -> whose.
-HOP_COMPILES = next(
-    t for t in ((torch._higher_order_ops.utils, "_hop_compile_and_call"), (torch, "compile")) if hasattr(*t)
-)
+HOP_COMPILES = there((torch._higher_order_ops.utils, "_hop_compile_and_call"), (torch, "compile"))[0]
 HOP_WRAPPERS = {"_cond_op_wrapper": "cond", "_while_loop_op_wrapper": "while_loop"}
+JITERATORS = there((torch._C, "_cuda_jiterator_compile_and_launch_kernel"))  # launches such a kernel
+SCRIPTED = there((torch.jit._recursive, "make_stub"))  # what torch.jit.script makes of a method, by its source
 SAVED_HOOKS_DISABLE = (torch._C._autograd, "_saved_tensors_hooks_disable")  # by torch.func's transforms
 KEEPS_GRAPH = (torch._C._autograd, "_get_current_graph_task_keep_graph")
-TO_DLPACK = [
-    (owner, name)
-    for owner, name in ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
-    if hasattr(owner, name)
-]
+TO_DLPACK = there((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
 push_saved_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 graph_task = torch._C._current_graph_task_id
+sequence_number = torch._C._autograd._get_sequence_nr  # nodes that this thread makes from now on have it, or a higher
 # Does a backward run in a thread for each GPU, or in the calling one?
 has_threads = torch._C._is_multithreading_enabled
+# cuBLAS workspaces: freed, so that a capture allocates its own in cgt's pool and later ones may reuse the bytes; one
+# from outside could be freed while graphs still write it.
+clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 COMPILED_FRAME = "compile_wrapper"  # what a function is called that Dynamo compiled, and that sets these switches:
 
 
 def compiled_switches() -> tuple[tuple[types.ModuleType, str], ...]:
-    """The two switches that a function compiled by Dynamo sets before and after it runs, the second one at both ends;
-    () before Dynamo is imported."""
+    """Two switches that what Dynamo compiled sets before and behind it, the second at both; () before it is there."""
     module = sys.modules.get("torch._dynamo.eval_frame")
     return () if module is None else ((module, "set_skip_guard_eval_unsafe"), (module, "_maybe_set_eval_frame"))
 
@@ -114,11 +112,6 @@ def compiled_switches() -> tuple[tuple[types.ModuleType, str], ...]:
 def compilations() -> "torch._dynamo.callback.CompilationCallbackHandler | None":
     """What tells of the beginning and the end of compilations; None before Dynamo is imported."""
     return torch._dynamo.callback_handler if "torch._dynamo" in sys.modules else None
-
-
-def inductor_is_there() -> bool:
-    """Was it imported?"""
-    return "torch._inductor.output_code" in sys.modules
 
 
 def region_call() -> tuple[type, str] | None:
@@ -145,8 +138,7 @@ SHARDED_FIELDS = ("sharded_state", "sharded_param", "unsharded_accumulated_grad"
 
 def is_sharded_module(cls: type) -> bool:
     """Is this the class of a module that fully_shard took over?"""
-    module = sys.modules.get("torch.distributed.fsdp")
-    return module is not None and issubclass(cls, getattr(module, "FSDPModule", ()))
+    return issubclass(cls, getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ()))
 
 
 def knows_sharding(parameter: "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam") -> bool:
@@ -170,20 +162,16 @@ def is_pending(cls: type) -> bool:
 
 
 def sharding_calls() -> tuple[tuple[type, str], ...]:
-    """What works out how the results of an op on DTensors are spread, on tensors of its own; () before that is
-    imported."""
+    """What works out, on tensors of its own, how an op's results are spread; () before it is imported."""
     module = sys.modules.get("torch.distributed.tensor._sharding_prop")
     calls = (("LocalLRUCache", "__call__"), ("ShardingPropagator", "propagate_op_sharding_non_cached"))
-    return tuple((getattr(module, owner), name) for owner, name in calls if hasattr(getattr(module, owner, None), name))
+    return tuple(there(*((getattr(module, owner, None), name) for owner, name in calls)))
 
 
 def knows_parallel() -> bool:
     """Has this release what a recording of DistributedDataParallel asks and tells its reducer?"""
-    reducer = getattr(torch.distributed, "Reducer", None)
-    return all(
-        hasattr(reducer, name)
-        for name in ("_check_reducer_finalized", "_reset_state", "_set_ddp_runtime_logging_sample_rate")
-    )
+    names = ("_check_reducer_finalized", "_reset_state", "_set_ddp_runtime_logging_sample_rate")
+    return all(hasattr(getattr(torch.distributed, "Reducer", None), name) for name in names)
 
 
 def odd_parallel(module: DistributedDataParallel) -> str | None:
@@ -198,8 +186,7 @@ def odd_parallel(module: DistributedDataParallel) -> str | None:
 
 
 def used_map_size(module: DistributedDataParallel) -> int:
-    """How many numbers its table has of the parameters that had a gradient in the first backward; 0 where that table
-    changes."""
+    """How many numbers its table of the parameters with a gradient has; 0 where that table changes."""
     return module.static_graph and sum(p.requires_grad for p in module._module_parameters)
 
 
@@ -208,18 +195,14 @@ def parallel_iteration(module: DistributedDataParallel) -> int:
     return module.logger._get_ddp_logging_data().ints_map.get("iteration", 0)
 
 
-def is_reduced(module: DistributedDataParallel) -> bool:
-    """Did all of its gradients come of which one has?"""
+def forget_reduction(module: DistributedDataParallel) -> bool:
+    """Were gradients of it missing, of which others had come? Its next forward would raise: none are awaited now."""
     try:
         module.reducer._check_reducer_finalized()
     except RuntimeError:
-        return False
-    return True
-
-
-def forget_reduction(module: DistributedDataParallel) -> None:
-    """Else its next forward would raise."""
-    module.reducer._reset_state()
+        module.reducer._reset_state()
+        return True
+    return False
 
 
 def set_parallel_statistics(module: DistributedDataParallel, n: int) -> None:
@@ -228,8 +211,7 @@ def set_parallel_statistics(module: DistributedDataParallel, n: int) -> None:
 
 
 def nccl_timeout() -> float | None:
-    """Seconds that a collective of NCCL's may take, in the group that allows it the longest; None without such a
-    group."""
+    """Seconds that a collective of NCCL's may take, in the group that allows the longest; None without one."""
     world = getattr(getattr(torch.distributed, "distributed_c10d", None), "_world", None)
     found = []
     for group, (backends, _) in () if world is None else list(world.pg_map.items()):
@@ -263,19 +245,6 @@ def creation_meta(t: torch.Tensor) -> int:
     return int(torch._C._autograd._get_creation_meta(t)) if t._is_view() else 0  # type: ignore[call-overload]  # C++'s
 
 
-def sequence_number() -> int:
-    """Autograd nodes that this thread makes from now on have this number or a higher one."""
-    return torch._C._autograd._get_sequence_nr()
-
-
-def clear_workspaces() -> None:
-    """Free cuBLAS workspaces, so that a capture allocates its own in cgt's pool and later ones may
-    reuse the bytes; a workspace from outside could be freed while graphs still write it."""
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
-
-
 def is_mirrored(t: torch.Tensor) -> bool:
     """Is the tensor what the core takes it for?"""
     hooks = (t._backward_hooks is not None) + 2 * (t._post_accumulate_grad_hooks is not None)
@@ -291,12 +260,6 @@ def self_check() -> bool:
     is an ImportError: nothing would be safe. Reference counts that do not behave as calibrated only
     switch the reuse of output tensors off, with a warning.
     """
-    if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
-        warnings.warn(
-            f"torch {torch.__version__} compiles nothing that is first called in a jitted function, and "
-            "what was compiled before is recorded uncompiled.",
-            stacklevel=2,
-        )
     t = torch.arange(6.0).view(2, 3)[:, 1:]
     generator, heard, awaited = torch.Generator(), torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     heard.register_hook(lambda _: None)

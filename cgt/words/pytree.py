@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from cgt_core import CUSTOM, DATACLASS, DICT, EQUAL, LIST, LIVE, NAMEDTUPLE, PLAIN, SAME, TENSOR, TUPLE
+from cgt_core import CUSTOM, DATACLASS, DICT, EQUAL, LIST, LIVE, NAMEDTUPLE, NONE, PLAIN, SAME, TENSOR, TUPLE
 from torch.utils import _pytree as torch_pytree
 
 from . import errors, wrappers
@@ -50,21 +50,27 @@ ROOT = "result"  # the path of what a call returns or keeps
 MOST = 1 << 62  # a whole number that is live is no larger: C computes with it
 
 
+def array_of(words: torch.Tensor) -> Any:
+    """An array of its own."""
+    return words.clone().numpy()
+
+
 class Readout:
     """A leaf of a result that is no tensor: what will be made of bytes on the host. Nobody looks at it (readout.py),
     but for comparisons and arithmetic of a number. It changes when the run is over: the function may keep it, and what
     it could do with it then must end."""
 
-    __slots__ = ("words", "make", "line", "compare", "compute", "read")
+    __slots__ = ("words", "make", "line", "compare", "compute", "read", "row")
     __array_ufunc__ = None  # numpy leaves arithmetic to it
 
-    def __init__(self, words, make, line, compare=None, compute=None, read=None):
+    def __init__(self, words, make, line, compare=None, compute=None, read=None, row=NONE):
         self.words = words  # where a replay leaves the bytes; None: it is only compared
         self.make = make  # of these, what is returned
         self.line = line  # of the user's, that asks for it
         self.compare = compare  # (operator, other) -> bool, while the function runs
         self.compute = compute  # (operator, operands) -> what arithmetic gives, while the function runs
         self.read = read  # () -> the number, while the function runs
+        self.row = row  # of the recording's numbers, the one that it is; then nothing is left anywhere
 
     def _comparison(op: Any):
         return lambda self, other: NotImplemented if self.compare is None else self.compare(op, other)
@@ -74,13 +80,8 @@ class Readout:
     __hash__ = None  # type: ignore[assignment]  # which is how Python says that there is none
 
     def _arithmetic(op: Any):
-        def left(self, *others):
-            return NotImplemented if self.compute is None else self.compute(op, (self, *others))
-
-        def right(self, other):
-            return NotImplemented if self.compute is None else self.compute(op, (other, self))
-
-        return left, right
+        made = lambda one, *given: NotImplemented if one.compute is None else one.compute(op, given)  # noqa: E731
+        return (lambda self, *others: made(self, self, *others)), lambda self, other: made(self, other, self)
 
     __neg__, _ = _arithmetic(operator.neg)
     __add__, __radd__ = _arithmetic(operator.add)
@@ -88,22 +89,11 @@ class Readout:
     __mul__, __rmul__ = _arithmetic(operator.mul)
     __truediv__, __rtruediv__ = _arithmetic(operator.truediv)
 
-    def item(self):
-        return Readout(self.words, ITEM, self.line)
+    def _asked(make: Any):
+        return lambda self: Readout(self.words, make, self.line)
 
-    def tolist(self):
-        return Readout(self.words, TOLIST, self.line)
-
-    def numpy(self):
-        return Readout(self.words, array_of, self.line)
-
-
-ITEM, TOLIST = torch.Tensor.item, torch.Tensor.tolist  # as they are while nobody observes
-
-
-def array_of(words):
-    """An array of its own."""
-    return words.clone().numpy()
+    # Torch's methods as they are while nobody observes.
+    item, tolist, numpy = map(_asked, (torch.Tensor.item, torch.Tensor.tolist, array_of))
 
 
 class Flat(NamedTuple):
@@ -116,35 +106,30 @@ class Flat(NamedTuple):
 
 
 def flatten(tree: object, path: str, static: Iterable[str] = (), objects: Any = None) -> Flat:
-    """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. `objects`: opens those
-    that it knows as dataclasses are."""
-    return _flattened([(tree, path)], frozenset(static), objects)
+    """Paths begin with `path`; what has one in `static` is one leaf. `objects`: opens those that it knows."""
+    return _flattened([(tree, path)], static, objects)
 
 
-def _flattened(trees, static, objects=None, live=()):
-    """These trees, each with its path, one after the other. `live`: paths of what may be another number of its type at
-    each call."""
+def _flattened(trees, static=(), objects=None, live=()):
+    """Trees, each with its path, one after the other. `live`: paths of numbers that are others at each call."""
     out = Flat([], [], [], [], [], [])  # type: ignore[arg-type]  # while they grow
     for tree, path in trees:
-        _flatten_into(out, tree, path, static, {}, objects, live)
+        _flatten_into(out, tree, path, frozenset(static), {}, objects, live)
     return Flat(*map(tuple, out))
 
 
 def flatten_result(result: object, is_made: Callable[[torch.Tensor], bool], is_own: bool) -> Flat:
-    """`flatten` of a result. An object that nobody else holds, with tensors that the call made (is_made(t)), was made
-    in the call, too: its attributes are leaves, and a replay makes another one. is_own: nobody else holds the
-    result."""
+    """`flatten` of a result, which nobody else holds if it `is_own`. So was made in the call an object that nobody else
+    holds, with tensors that the call made (is_made(t)): its attributes are leaves, and a replay makes another one."""
     objects = Objects(is_made, [])
     flat = flatten(result, ROOT, objects=objects)
-    if not objects.opened:
-        return flat
     return flatten(result, ROOT) if _held_elsewhere(objects.opened, result, objects.opened, is_own) else flat
 
 
 def find_shared(result: object, is_own: bool) -> list[list | dict]:
     """The lists and dicts of a result that somebody else holds, too. is_own: see flatten_result."""
-    ones = [one for one in _met_in(result) if issubclass(type(one), (list, dict))]
-    return _held_elsewhere(ones, result, (), is_own) if ones else []
+    ones = [one for one in _met_in([result]) if issubclass(type(one), (list, dict))]
+    return _held_elsewhere(ones, result, (), is_own)
 
 
 def flatten_put(value: object, is_made: Callable[[torch.Tensor], bool], numbers: Container[str]) -> Flat:
@@ -153,18 +138,19 @@ def flatten_put(value: object, is_made: Callable[[torch.Tensor], bool], numbers:
 
 
 def find_held(result: object, values: list[list], is_made: Callable[[torch.Tensor], bool]) -> list[object]:
-    """Of what can be made anew in these lists, each of whose entries lies in one place besides: those that somebody
-    else holds, or that are met twice, there or in the result."""
+    """Of what can be made anew in these lists, each of whose entries lies in a place of its own besides: those that
+    somebody else holds, or that are met once more, inside of another one or in the result."""
     objects, roots = Objects(is_made, []), collections.Counter(id(value) for row in values for value in row)
-    forest = [result, *(value for row in values for value in row)]
-    _flattened([(one, ROOT) for one in forest[1:]], (), objects, ())
-    opened = set(map(id, objects.opened))
+    came = [value for row in values for value in row]
+    _flattened([(one, ROOT) for one in came], objects=objects)
+    is_open = _is_made_anew(objects.opened)
     objects.opened.clear()
-    ones = [one for one in _met_in(forest[1:], opened)[1:] if not issubclass(type(one), tuple)]
-    ones = [one for one in ones if issubclass(type(one), (list, dict)) or _has_parts(one, opened)]
-    inside = _holders_inside(forest, opened)
+    ones = [one for one in _met_in(came, is_open) if not issubclass(type(one), tuple)]
+    ones = [one for one in ones if issubclass(type(one), (list, dict)) or is_open(one)]
+    inside = _holders_inside([result, *came], is_open)
     counted = zip(ones, _references(ones), strict=True)
-    return [x for x, n in counted if inside[id(x)] > 1 or n - PASSING > inside[id(x)] + 2 * roots[id(x)]]
+    others = [(x, n, inside[id(x)], roots[id(x)]) for x, n in counted]
+    return [x for x, n, held, places in others if held > max(1, places) or n - PASSING > held + 2 * places]
 
 
 def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
@@ -177,7 +163,7 @@ def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
 
 def leaves_in(tree: object) -> list[object]:
     """What is in tuples, lists and dicts and is none of them."""
-    return [one for one in _met_in(tree) if not issubclass(type(one), (tuple, list, dict))]
+    return [one for one in _met_in([tree]) if not issubclass(type(one), (tuple, list, dict))]
 
 
 class Objects(NamedTuple):
@@ -190,9 +176,9 @@ class Objects(NamedTuple):
         """The names of its attributes; None if it is to stay one leaf: instances that are more than their dict, that
         hold nothing of the call's, or that are met twice."""
         state = getattr(value, "__dict__", None)
-        if type(state) is not dict or not is_simple(type(value)) or any(value is one for one in self.opened):
+        if type(state) is not dict or not _is_bare(value) or any(value is one for one in self.opened):
             return None
-        if not _holds(value, self.is_made, set()):
+        if not any(issubclass(type(one), torch.Tensor) and self.is_made(one) for one in _met_in([value], _is_bare)):
             return None
         self.opened.append(value)
         return tuple(state)
@@ -204,39 +190,41 @@ def _references(ones):
 
 def _held_elsewhere(ones, result, opened, is_own):
     """Those of these parts of a result that somebody else holds, too."""
-    inside = _holders_inside(result, set(map(id, opened)))
+    inside = _holders_inside([result], _is_made_anew(opened)) if ones else {}
     counted = zip(ones, _references(ones), strict=True)
     return [one for one, n in counted if (not is_own if one is result else n - PASSING > inside[id(one)])]
 
 
-def _holders_inside(root, opened):
-    """{id: how many holders an object has in this tree}, given the ids of the objects that are a part of it. A
-    container registered with torch may be a dict and have attributes, too."""
-    return collections.Counter(id(child) for one in _met_in(root, opened) for child in _children(one, opened))
+def _is_made_anew(opened):
+    """A function: may a replay make this object anew, as it may these?"""
+    known = set(map(id, opened))
+    anew = lambda kind: kind in torch_pytree.SUPPORTED_NODES or dataclasses.is_dataclass(kind)  # noqa: E731
+    return lambda one: id(one) in known or anew(type(one))
 
 
-def _met_in(root, opened=None):
-    """What a tree of tuples, lists and dicts consists of, each once; and of objects, given the ids of those that are a
-    part of it."""
-    todo, met = [root], {}
+def _holders_inside(roots, is_open):
+    """{id: how many holders it has in these trees}. A registered container may be a dict with attributes, too."""
+    inside = collections.Counter(id(child) for one in _met_in(roots, is_open) for child in _children(one, is_open))
+    inside.update(map(id, roots))
+    return inside
+
+
+def _met_in(roots, is_open=None):
+    """What trees of tuples, lists and dicts consist of, each once; and of those objects of which `is_open` says so."""
+    todo, met = list(roots), {}
     while todo:
         one = todo.pop()
         if id(one) not in met:
             met[id(one)] = one
-            todo += _children(one, opened)
+            todo += _children(one, is_open)
     return list(met.values())
 
 
-def _children(one, opened):
+def _children(one, is_open):
     children = list(one) if issubclass(type(one), (list, tuple)) else []
     children += dict.values(one) if issubclass(type(one), dict) else ()
-    state = getattr(one, "__dict__", None) if opened is not None and _has_parts(one, opened) else None
+    state = getattr(one, "__dict__", None) if is_open is not None and is_open(one) else None
     return children + list(state.values()) if type(state) is dict else children
-
-
-def _has_parts(one, opened):
-    """May a replay make this object anew?"""
-    return id(one) in opened or type(one) in torch_pytree.SUPPORTED_NODES or dataclasses.is_dataclass(type(one))
 
 
 PASSING = _references([object()])[0]  # what holds an object while it is counted: a list, a name, an argument
@@ -252,30 +240,13 @@ MAKERS = (
 def is_simple(kind: type) -> bool:
     """Are instances of this class what their dict says, and nothing else?"""
     bases = [base for base in kind.__mro__ if base is not object and base is not types.SimpleNamespace]
-    return all(
-        base.__flags__ & HEAP_TYPE
-        and not vars(base).get("__slots__")
-        and not any(name in vars(base) for name in MAKERS)
-        for base in bases
-    )
+    plain = (base.__flags__ & HEAP_TYPE and not vars(base).get("__slots__") for base in bases)
+    return all(plain) and not any(name in vars(base) for base in bases for name in MAKERS)
 
 
-def _holds(value, is_made, ancestors):
-    """Does this lead to a tensor that the call made?"""
-    if issubclass(type(value), torch.Tensor):
-        return is_made(value)
-    if id(value) in ancestors:
-        return False
-    if type(value) in (list, tuple):
-        children = value
-    elif type(value) is dict:
-        children = value.values()
-    elif is_simple(type(value)) and not issubclass(type(value), torch.nn.Module):
-        children = getattr(value, "__dict__", {}).values()
-    else:
-        return False
-    ancestors = ancestors | {id(value)}
-    return any(_holds(child, is_made, ancestors) for child in children)
+def _is_bare(one):
+    """Is it what its dict says, and no module?"""
+    return is_simple(type(one)) and not issubclass(type(one), torch.nn.Module)
 
 
 def flatten_call(
@@ -304,12 +275,9 @@ def first_difference(recorded: tuple[tuple, tuple], flat: Flat) -> tuple[str, st
     numbers = {path: (PLAIN, 0, number) for path, number in flat.numbers}
     then, now = leaves_of(*recorded), leaves_of(flat.program, flat.where) | numbers
     for path in dict.fromkeys((*then, *now)):
-        was, one = then.get(path), now.get(path)
-        if (
-            was is None
-            or one is None
-            or not (was[0] in (SAME, LIVE) or was[0] == one[0] == TENSOR or _same_op(was, one))
-        ):
+        was: Any = then.get(path)
+        one: Any = now.get(path)
+        if not (was and one and (was[0] in (SAME, LIVE) or was[0] == one[0] == TENSOR or _same_op(was, one))):
             return path, told_leaf(was), told_leaf(one)
     return None
 
@@ -342,6 +310,10 @@ def _same_op(recorded, op):
     return was is now if kind in (TENSOR, LIVE, SAME, NAMEDTUPLE) else same_value(was, now)
 
 
+BOUNDS = operator.attrgetter("start", "stop", "step")
+PARTS = {complex: operator.attrgetter("real", "imag"), range: BOUNDS, slice: BOUNDS}
+
+
 def same_value(recorded: Any, value: Any) -> bool:
     """Whether two constants are one value: exact type and ==, stricter where == is too generous.
 
@@ -354,11 +326,8 @@ def same_value(recorded: Any, value: Any) -> bool:
         return value is recorded
     if kind is float:
         return struct.pack("d", recorded) == struct.pack("d", value)
-    if kind is complex:
-        return same_value((recorded.real, recorded.imag), (value.real, value.imag))
-    if kind is range or kind is slice:
-        bounds = (recorded.start, recorded.stop, recorded.step)
-        return same_value(bounds, (value.start, value.stop, value.step))
+    if kind in PARTS:
+        return same_value(PARTS[kind](recorded), PARTS[kind](value))
     if kind is tuple or kind is list:
         return len(recorded) == len(value) and all(map(same_value, recorded, value))
     if kind is dict:
@@ -371,21 +340,17 @@ def same_value(recorded: Any, value: Any) -> bool:
         return False
 
 
-def _flatten_into(out, value, path, static, ancestors, objects, live=()):
+def _flatten_into(out, value, path, static, ancestors, objects, live):
     """Append to the lists of `out`. `ancestors` maps the id of each open container to its
     path; every one of them is alive further up the stack, so no id is reused."""
     is_static = path in static
     out.where.append(path)
     value = value if objects is None else wrappers.waited_for(value)
     # A proxy would lie to isinstance.
-    if issubclass(type(value), torch.Tensor) and not is_static and not _is_opened(value, objects):
-        out.program.append((TENSOR, 0, type(value)))
-        out.tensors.append(value)
-        out.paths.append(path)
-        return
-    if type(value) is Readout:
-        out.program.append((TENSOR, 0, value))
-        out.tensors.append(value.words)
+    is_tensor = issubclass(type(value), torch.Tensor) and not is_static and not _is_opened(value, objects)
+    if is_tensor or type(value) is Readout:
+        out.program.append((TENSOR, 0, type(value) if is_tensor else value))
+        out.tensors.append(value if is_tensor else value.words)
         out.paths.append(path)
         return
     if path in live and not is_static and (type(value) is float or (type(value) is int and abs(value) <= MOST)):
@@ -425,7 +390,7 @@ def _open(value, path, objects):
         return (CUSTOM, len(children), obj), children, _attributes(wrappers.names(value))
     if kind is tuple or kind is list:
         children, op = tuple(value), TUPLE if kind is tuple else LIST
-        return (op, len(children), None), children, _indices(children)
+        return (op, len(children), None), children, [f"[{i}]" for i in range(len(children))]
     if kind is dict:
         for key in value:
             _check_comparable(key, f"The key {key!r} of {path}")
@@ -438,11 +403,11 @@ def _open(value, path, objects):
     registered = torch_pytree.SUPPORTED_NODES.get(kind)
     if registered:
         return _open_registered(value, registered, path)
-    return _open_dataclass(value) if dataclasses.is_dataclass(kind) else _open_object(value, objects)
-
-
-def _indices(children):
-    return [f"[{i}]" for i in range(len(children))]
+    if dataclasses.is_dataclass(kind):
+        return _open_dataclass(value)
+    names = objects and objects.names_of(value)
+    about = names and (kind, names, len(names))
+    return ((DATACLASS, len(names), about), vars(value).values(), _attributes(names)) if names else None
 
 
 def _attributes(names):
@@ -454,20 +419,11 @@ def _open_registered(value, registered, path):
     children, context = registered.flatten_fn(value)
     children = tuple(children)
     _check_comparable(context, f"The pytree context of {path}")
-    steps = _indices(children)
+    steps = [f"[{i}]" for i in range(len(children))]
     if registered.flatten_with_keys_fn:
         steps = [str(key) for key, _ in registered.flatten_with_keys_fn(value)[0]]
     obj = (type(value), registered.flatten_fn, context, registered.unflatten_fn)
     return (CUSTOM, len(children), obj), children, steps
-
-
-def _open_object(value, objects):
-    """The same of an object of a user's class that `objects` says is made of its attributes; any other is a leaf."""
-    names = objects and objects.names_of(value)
-    if not names:
-        return None
-    about = (type(value), names, len(names))
-    return (DATACLASS, len(names), about), tuple(vars(value).values()), _attributes(names)
 
 
 def _open_dataclass(value):
@@ -494,29 +450,24 @@ def _leaf_kind(value, path, is_static):
     kind = type(value)
     if _is_plain(value):
         if kind is slice:
-            _check_comparable((value.start, value.stop, value.step), path)
+            _check_comparable(BOUNDS(value), path)
         return PLAIN
+    refusal = CgtError if is_static else Incomparable
     if _is_numpy(kind) and hasattr(kind, "__array__"):
-        error = CgtError if is_static else Incomparable
-        raise error(
-            errors.not_compared(
-                path, f"is a {kind.__module__}.{kind.__qualname__}", "Pass a tensor: torch.from_numpy(array)."
-            )
-        )
+        what, instead = f"is a {kind.__module__}.{kind.__qualname__}", "Pass a tensor: torch.from_numpy(array)."
+        raise refusal(errors.not_compared(path, what, instead))
     try:
         hash(value)
     except Exception as error:
         if not is_static:
             return SAME
         instead = HASHABLE_INSTEAD.get(kind, "something hashable")
-        raise CgtError(
-            f"{path} is static, but this {kind.__qualname__} is not hashable: cgt compares static "
-            f"arguments by value. Pass {instead} instead."
-        ) from error
+        what = f"is static, but this {kind.__qualname__} is not hashable"
+        raise CgtError(errors.not_compared(path, what, f"Pass {instead} instead.")) from error
     has_value = kind.__eq__ is not object.__eq__ and kind.__hash__ is not object.__hash__
     if not is_static and (isinstance(value, torch.nn.Module) or not has_value):
         return SAME
-    _check_comparable(value, path, CgtError if is_static else Incomparable)
+    _check_comparable(value, path, refusal)
     return EQUAL
 
 

@@ -5,7 +5,6 @@ hands an op on such a tensor on to its class (observe_shim.h). What is inside is
 tracers, `__tensor_flatten__` and `__tensor_unflatten__`, and only where all of it are plain tensors. These lie in slots
 of the class or in the instance's dict: what a property makes is another tensor each time, and nothing would fit."""
 
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -73,10 +72,9 @@ def maker(t: torch.Tensor) -> Callable[[Iterable[torch.Tensor]], torch.Tensor]:
 
 
 def waited_for(value: Any) -> object:
-    """What is inside, if it is what a functional collective gave: from outside it is that tensor, once somebody
-    waited."""
+    """What is inside what a functional collective gave: from outside it is that tensor, once somebody waited."""
     return value.elem if is_pending(type(value)) else value
 
 
 def names(t: torch.Tensor) -> tuple[str, ...]:
-    return tuple(map(operator.itemgetter(0), inside(t)))
+    return tuple(name for name, _ in inside(t))

@@ -647,3 +647,30 @@ def test_an_argument_that_is_a_tuples_tensor():
     _, want = outcomes(lambda f: f)
     jitted, got = outcomes(cgt.jit)
     assert all(map(torch.equal, got, want)) and cgt.stats(jitted).replays >= 3
+
+
+def test_class_that_says_it_is_of_the_types_module():
+    """make_dataclass() up to 3.11 and types.new_class() leave that name: it is the user's class all the same."""
+
+    def outcomes(wrap):
+        state = types.new_class("State", (), {}, lambda space: space.update(rate=1.0))()
+        state.last = state.weight = torch.ones(3)
+
+        def f(x):
+            y = x * state.weight * state.rate
+            state.last = x
+            return y
+
+        f, found = wrap(f), []
+        for k in range(12):
+            found.append(f(torch.arange(3.0) + k))
+            found.append(state.last.clone())
+            if k in (4, 8):
+                state.weight = torch.full((3,), k + 2.0)
+            if k == 6:
+                state.rate = 3.0
+        return f, found
+
+    _, want = outcomes(lambda f: f)
+    jitted, got = outcomes(cgt.jit)
+    assert all(map(torch.equal, got, want)) and cgt.stats(jitted).replays >= 5

@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import plain
+from helpers import plain, values
 from torch import nn
 
 import cgt
@@ -1015,3 +1015,50 @@ def test_arguments_with_a_place_in_the_graph_that_are_written_past_autograd_repl
         f(base)
         want *= 2
     assert torch.equal(base, want) and cgt.stats(f).replays >= 3, cgt.explain(f)
+
+
+def put(z, w, h):
+    z[0] = w
+
+
+def put_argument(z, w, h):
+    z[1:] = h[1:] * 2
+    z[0] = h[0]
+
+
+def add_column(z, w, h):
+    z[:, 1] += w
+
+
+WRITTEN = {
+    "a product": lambda z, w, h: z[1:].mul_(w), "a row": put, "an argument": lambda z, w, h: z.t().mul_(h),
+    "rows of an argument": put_argument, "a column": add_column, "three": lambda z, w, h: z[1:].addcmul_(w, h[1:]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("write", WRITTEN.values(), ids=WRITTEN.keys())
+def test_part_of_a_result_that_is_written_with_what_comes_from_outside(device, write, history):
+    """Autograd has a node for the whole, and the op's own inside of it: both lead out of the call."""
+
+    def run(wrap):
+        torch.manual_seed(3)
+        w = torch.randn(3, device=device, requires_grad=True)
+
+        def writes(x, h):
+            z = x.sin()
+            write(z, w, h)
+            return z * 2
+
+        f, seen = wrap(writes), []
+        for k in range(16):
+            x, h = (values(device, 3, 3, seed=k + at).requires_grad_() for at in (0, 50))
+            f(x, h * 1 if history else h).square().sum().backward(retain_graph=k % 3 == 1)
+            seen += [x.grad, h.grad, w.grad]
+            w.grad = None
+        return [t for t in seen if t is not None], f
+
+    (want, _), (got, f) = run(lambda f: f), run(cgt.jit)
+    assert all(map(torch.equal, got, want)) and len(got) == len(want)
+    s = cgt.stats(f)
+    assert s.replays >= 12 and s.backward.replays >= 2

@@ -253,11 +253,6 @@ def adds_in_place(o, x):
     return x
 
 
-def stores_one_twice(o, x):
-    o.last = o.given = [x * 2]
-    return x
-
-
 def stores_and_returns_one(o, x):
     o.last = [x * 2]
     return x, o.last
@@ -305,7 +300,7 @@ def asks_all(o, x):
 
 
 ASKS = [
-    asks_length, asks_last, asks_first, returns_the_list, adds_in_place, stores_an_object, asks_all, stores_one_twice,
+    asks_length, asks_last, asks_first, returns_the_list, adds_in_place, stores_an_object, asks_all,
     stores_and_returns_one, stores_one_inside_of_another, stores_what_was_there, stores_what_another_keeps,
     stores_a_set,
 ]  # fmt: skip
@@ -426,6 +421,43 @@ def test_what_was_stored_is_let_go_of(device):
     for _ in range(4):
         f(torch.ones(3, device=device))
     assert gone() is None
+
+
+TWICE = {  # what comes to several places; does it replay
+    "two": ("o.last = o.given = [o.size, x * 2]", True),
+    "three": ("o.last = o.given = o.mode = {'n': o.size, 'y': x * o.size}", True),
+    "lists": ("e = {'n': o.size, 'y': x * 2}; o.losses.append(e); o.sizes.append(e)", True),
+    "again": ("e = [o.size]; o.losses.append(e); o.losses.append(e)", True),
+    "pairs": ("e = [o.size, x * 2]; d = [o.size, x * 3]; o.last = e; o.losses.append(d); o.given = d; o.mode = e", True),
+    "nested": ("e = [o.size]; o.last = e; o.given = [e, x * 2]", False),
+    "returned": ("o.last = o.given = made = [o.size]", False),
+}
+
+
+@pytest.mark.parametrize("text, replays", TWICE.values(), ids=TWICE)
+def test_what_comes_to_several_places_is_one_there(device, text, replays):
+    def build():
+        o = Log()
+        o.size = 0
+        scope = {"o": o}
+        exec(f"def step(x):\n    o.size += 1\n    {text}\n    return x + 1" + ", made" * ("made" in text), scope)
+        return o, scope["step"]
+
+    def who(o):
+        """Which of what lies there is one and the same."""
+        known = {}
+        ones = [one for one in (o.last, o.given, o.mode, *o.losses, *o.sizes) if isinstance(one, (list, dict))]
+        return [known.setdefault(id(one), len(known)) for one in ones]
+
+    (ours, jitted), (theirs, plain) = build(), build()
+    f = cgt.jit(jitted)
+    for k in range(20):
+        x = values(device, seed=k)
+        assert same(f(x), plain(x)) and same(list(vars(ours).values()), list(vars(theirs).values()))
+        assert who(ours) == who(theirs)
+        if k == 10:
+            ours.last = theirs.last = None
+    assert cgt.stats(f).replays >= 16 * replays, cgt.explain(f)
 
 
 def test_list_under_two_names_grows_once(device):

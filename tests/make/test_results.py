@@ -179,6 +179,36 @@ def test_holding_one_of_two_aliased_outputs_keeps_it_right(device):
     assert cgt.stats(f).rescues == 2
 
 
+DETACHED = {
+    "whole": lambda x: x.detach(), "a part": lambda x: x[1:].detach(), "a part of it": lambda x: x.detach()[1:],
+    "data": lambda x: x.data, "a part of the data": lambda x: x.data[1:], "a view": lambda x: x[1:],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("view", DETACHED.values(), ids=DETACHED.keys())
+@pytest.mark.parametrize("trained", [False, True])
+def test_detached_argument_gets_no_history_later_and_counts_as_in_eager(device, view, trained):
+    def found(f, k):
+        x = numbers(device, start=k).requires_grad_(trained)
+        loss = (x * x).sum() if trained else None
+        with torch.no_grad():
+            y = f(x)
+        x.requires_grad_()
+        seen = [y.requires_grad, y._base is x]
+        try:
+            y.mul_(2)
+            seen += [x._version, y._version, x.detach()]
+            loss.backward() if trained else None
+            return [*seen, x.grad]
+        except RuntimeError as error:
+            return [*seen, str(error)[:60]]
+
+    f = cgt.jit(view)
+    for k in range(6):
+        assert identical(found(f, k), found(view, k)), k
+    assert cgt.stats(f).replays == (0 if trained and view is DETACHED["a view"] else 4)
+
+
 def test_same_tensor_twice_is_the_same_tensor_twice(device):
     def function(x):
         y = x + 1

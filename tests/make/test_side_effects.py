@@ -205,6 +205,25 @@ def test_hook_that_the_function_takes_away_again_replays(device):
     assert cgt.stats(jitted).replays == 4
 
 
+def test_default_dtype_that_is_another_one_inside(device):
+    """The host's tape runs ops under the caller's; kernels of a graph are what they are."""
+
+    def doubled(x):
+        torch.set_default_dtype(torch.float64)
+        y = x + torch.rand(3, device=x.device) + (x * 3).long() / 3
+        torch.set_default_dtype(torch.float32)
+        return y
+
+    f = cgt.jit(doubled)
+    for k in range(6):
+        x = torch.full((3,), float(k), device=device)
+        torch.manual_seed(k)
+        got = f(x)
+        torch.manual_seed(k)
+        assert torch.equal(got, doubled(x)), k
+    assert cgt.stats(f).replays == (4 if device.type == "cuda" else 0)
+
+
 VIEWS = {
     "detach": lambda w: w.detach(), "data": lambda w: w.data, "slice": lambda w: w[1:].detach(),
 }  # fmt: skip

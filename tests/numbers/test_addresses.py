@@ -54,7 +54,7 @@ def test_addresses_are_found_where_they_were_put(data):
         return bytes(one)
 
     found = addresses.explain(*captures(fill), SPANS)
-    assert found is not None and {(w.offset - 16, w.slot, w.shift) for w in found} == set(words)
+    assert found is not None and {(w.offset - 16, w.of, w.how) for w in found} == set(words)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_depends_on_a_result_too_keeps_the_copy():
 
 def test_another_node_keeps_the_copy():
     main, shots = captures(lambda which, at: word(which, 1, 0))
-    assert [w[1:] for w in addresses.explain(main, shots, SPANS)] == [(16, 1, 0)]
+    assert [w[1:] for w in addresses.explain(main, shots, SPANS)] == [(16, 0, 1)]
     other = [(which, [nodes[0]._replace(shape=(9, 2, 3))] if which else nodes) for which, nodes in shots]
     assert addresses.explain(main, other, SPANS) is None
     assert addresses.explain(main, [(which, nodes * 2) for which, nodes in shots], SPANS) is None
@@ -101,9 +101,9 @@ def test_padding_that_stays_for_a_round_is_told_in_the_next():
 
 def test_one_capture_of_each_kind_tells_what_is_an_address_and_no_more():
     plain, padded = (lambda which, at: word(which, 1, 40) + bytes(8)), (lambda which, at: word(which, 1, 40) + bytes([at]) * 8)
-    assert [w[1:] for w in addresses.explain(*captures(plain, rounds=1), SPANS)] == [(16, 1, 40)]
+    assert [w[1:] for w in addresses.explain(*captures(plain, rounds=1), SPANS)] == [(16, 40, 1)]
     assert addresses.explain(*captures(padded, rounds=1), SPANS) is None
-    assert [w[1:] for w in addresses.explain(*captures(padded), SPANS)] == [(16, 1, 40)]
+    assert [w[1:] for w in addresses.explain(*captures(padded), SPANS)] == [(16, 40, 1)]
 
 
 # --- captures in vain, of a capture that is made up -------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import _thread
 import collections
 import contextlib
+import copy
 import dataclasses
 import decimal
 import functools
@@ -17,6 +18,7 @@ import sys
 import textwrap
 import time
 import types
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -233,7 +235,7 @@ def test_comparison_is_what_a_recording_is_for(device):
 @tells("number_decides")
 def test_number_that_decides_a_length_is_exact_and_named(device):
     f = agree(argument(lambda x, n: torch.stack([x * k for k in range(n)]).sum(0))(device), [2, 3] * 15, most=3, replays=20)
-    for n in range(4, 12):
+    for n in range(4, 18):
         f(values(device, 8), n)
     assert f"args[1] is looked at by more than ops ({__file__}" in str(cgt.stats(f).reasons)
 
@@ -418,6 +420,55 @@ def test_tables_of_numbers(device, kind):
     agree(make, STEPS, most=3)
 
 
+ASKED = {  # what is asked for the number of the call; with at least so many replays of 40
+    "in": ("x * (2 if box.n in box.counted else 1)", 30),
+    "not in": ("x * (2 if box.n not in box.keys else box.keys[box.n])", 30),
+    "missing": ("x * box.counted[box.n]", 30),
+    "raises": ("x * asked_of(box)", 30),
+    "whole": ("x * (box.keys == {3: 1, 9: 2, 20: 5}) + (box.n in box.keys) + max(box.keys)", 30),
+    "returned": ("(x * (box.n in box.keys), box.keys)", 30),
+    "get": ("x * box.keys.get(box.n, 7)", 0),
+    "copied": ("x * copy.deepcopy(box.counted)[box.n]", 0),
+    "half": ("x * ((box.n / 2) in box.keys)", 0),
+    "entry": ("x * box.keys.setdefault(box.n, 4)", 0),
+    "popped": ("x * (box.keys.pop(box.n) if box.n in box.keys else 1)", 0),
+    "written": ("x * (box.keys.update({box.n: 1}) or len(box.keys))", 0),
+}
+
+
+def asked_of(box):
+    try:
+        return box.keys[box.n]
+    except KeyError:
+        return -1
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["alone", "written between"])
+@pytest.mark.parametrize("name", ASKED)
+def test_dicts_that_are_asked_for_a_number(device, name, between):
+    text, replays = ASKED[name]
+
+    def build():
+        box = Box(n=0, counted=collections.Counter([3, 9, 9, 15]), keys={3: 1, 9: 2, 20: 5})
+        scope = {"box": box, "asked_of": asked_of, "copy": copy}
+        exec(f"def step(x):\n    box.n += 1\n    return {text}", scope)
+        return box, scope["step"]
+
+    (box, plain), (left, jitted) = build(), build()
+    f = cgt.jit(jitted)
+    for k in range(40):
+        x = values(device, 8, seed=k)
+        assert identical(f(x), plain(x)), k
+        assert vars(left) == vars(box) and list(map(type, vars(left).values())) == list(map(type, vars(box).values()))
+        for one in (box, left) if between else ():
+            if k == 10:
+                one.counted[13] = one.keys[17] = 1
+            if k == 22:
+                one.keys.pop(20, None)
+                one.counted = collections.Counter([30])
+    assert cgt.stats(f).replays >= replays - 8 * between, cgt.explain(f)
+
+
 def test_tables_stay_the_user_s(device):
     box, seen = Box(table=[0.5, 0.25, 0.125, 1.0]), []
 
@@ -538,6 +589,72 @@ def test_numbers_without_end_and_too_large(device):
 def test_another_type_is_another_recording(device):
     f = agree(argument(lambda x, a: x.long() * a)(device), [2, 3, 4, 0.5, 0.25, 5, 0.75, 6, True, False, 7, 0.1], most=8, replays=2)
     assert cgt.stats(f).records >= 2
+
+
+def keeps_its_rate(device):
+    """A step that returns the rate that it stored, in ways in which people log it."""
+    box = Box(lr=0.1, n=0)
+
+    def step(x, way):
+        box.n += 1
+        before, box.lr = box.lr, box.lr * 0.9 + 0.01
+        if way == "pair":
+            return x * box.lr, box.lr
+        if way == "dict":
+            return {"loss": x * before, "lr": box.lr, "before": [before, (box.n, box.n / 2)]}
+        if way == "alone":
+            return box.n
+        if way == "twice":
+            return box.lr, box.lr, -box.lr, x
+        return x, Pair(box.n, box.lr > 0.05)
+
+    return step, box
+
+
+class Pair(NamedTuple):
+    n: int
+    large: bool
+
+
+@pytest.mark.parametrize("way", ["pair", "dict", "alone", "twice", "named"])
+def test_numbers_that_a_call_returns_are_those_of_the_call(device, way):
+    agree(lambda: ((made := keeps_its_rate(device))[0], lambda x: (x, way), lambda: [made[1].lr, made[1].n]), [values(device, 8)] * CALLS)
+
+
+def test_numbers_in_results_of_other_kinds_are_plain_ones(device):
+    box = Box(n=0)
+
+    def step(x, kind):
+        box.n += 1
+        return x * box.n, kind(n=box.n)
+
+    for kind in (Box, collections.OrderedDict, dict):
+        f = cgt.jit(step)
+        for _ in range(6):
+            y, made = f(values(device, 8), kind)
+            found = made["n"] if isinstance(made, dict) else made.n
+            assert type(found) is int and found == box.n and torch.equal(y, values(device, 8) * box.n)
+
+
+def test_numbers_that_were_returned_are_nobody_s_afterwards(device):
+    """A list of them that the call keeps, too, is one list: as in eager."""
+    box, kept = Box(n=0, last=None), []
+
+    def step(x, keeps):
+        box.n += 1
+        made = [box.n, box.n / 2]
+        if keeps:
+            box.last = made
+        return x * box.n, made
+
+    f = cgt.jit(step)
+    for k in range(1, CALLS):
+        y, made = f(values(device, 8), k % 5 == 4)
+        assert torch.equal(y, values(device, 8) * k) and made == [k, k / 2]
+        assert box.last is (made if k % 5 == 4 else kept[-1][-1] if kept else None)
+        kept.append((made, list(made), box.last))
+    assert all(one == then for one, then, _ in kept) and len({id(one) for one, *_ in kept}) == CALLS - 1
+    assert cgt.stats(f).replays >= 15, cgt.explain(f)
 
 
 def test_what_a_function_returns_and_keeps_is_the_number_itself(device):
@@ -1004,3 +1121,87 @@ def test_tensor_of_a_number_imports_nothing_in_the_middle_of_a_call():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "3 0\n"
+
+
+@dataclasses.dataclass
+class Progress:
+    """State with a number, as a training loop hands on."""
+
+    x: object
+    n: float
+
+
+HELD = {
+    "dict": lambda x, n: {"x": x, "n": n}, "list": lambda x, n: [x, n], "dataclass": Progress, "inside": lambda x, n: {"a": [x, {"n": n}]},
+    "numbers alone": lambda x, n: [n],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hand_on", [lambda x, held: held, lambda x, held: (x * 2, [held]), lambda x, held: {"k": held}])
+@pytest.mark.parametrize("make", HELD.values(), ids=HELD.keys())
+def test_container_among_the_arguments_that_is_handed_out_has_todays_numbers(device, make, hand_on):
+    f = cgt.jit(hand_on)
+    for k in range(8):
+        x = torch.full((3,), float(k), device=device)
+        assert identical(f(x, make(x, k + 0.5)), hand_on(x, make(x, k + 0.5))), k
+    for _ in range(3):
+        assert identical(f(x, make(x, 9.5)), hand_on(x, make(x, 9.5)))
+    assert cgt.stats(f).replays >= 2
+
+
+def counts_in_a_dict(o, x, k):
+    o.held["n"] += 1
+    return x * 2, o.held
+
+
+def stores_in_a_dict(o, x, k):
+    o.held["n"] = k
+    return [o.held, x * 2]
+
+
+def reads_a_number(o, x, k):
+    o.held["n"] = x.sum().item()
+    return x * o.held["m"], o.held
+
+
+def counts_in_a_dataclass(o, x, k):
+    o.state.n += 1
+    return o.state
+
+
+def stores_in_a_dataclass(o, x, k):
+    o.state.x = x * 2
+    return {"state": o.state}
+
+
+def hands_out_fields(o, x, k):
+    o.state.n += k
+    return x * 1, vars(o.state)
+
+
+FROM_OUTSIDE = (
+    counts_in_a_dict, stores_in_a_dict, reads_a_number, counts_in_a_dataclass, stores_in_a_dataclass, hands_out_fields,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FROM_OUTSIDE)
+def test_container_from_outside_that_is_handed_out_has_todays_numbers(device, function):
+    def run(wrap):
+        o, found = Box(held={"n": 1, "m": 2.0}, state=Progress(torch.zeros(3, device=device), 1.0)), []
+        f = wrap(lambda x, k: function(o, x, k))
+        for k in range(9):
+            found.append(repr((f(torch.full((3,), float(k), device=device), k), o.held, o.state)))
+            if k in (3, 6):
+                o.held["m"], o.state.n = k * 1.5, k * 2.5
+        return found
+
+    assert run(cgt.jit) == run(lambda f: f)
+
+
+def test_container_of_tensors_from_outside_that_is_handed_out_replays(device):
+    held = {"a": torch.zeros(3, device=device), "b": [torch.ones(3, device=device)]}
+    f = cgt.jit(lambda x: (held["a"].add_(x), held))
+    for k in range(6):
+        _, out = f(torch.full((3,), float(k), device=device))
+        assert out["a"] is held["a"] and out["b"][0] is held["b"][0]
+    assert cgt.stats(f).replays == 4

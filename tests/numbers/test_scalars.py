@@ -60,7 +60,7 @@ def test_words_are_found_where_they_were_put(data):
     assert found is not None
     for at, form, number in words:
         mine = [w for w in found if w.offset == at]
-        assert mine and all(core.form_of(w.form, x) == core.form_of(form, x) for w in mine for x in (told[number], *scalars.others(told[number], number)))
+        assert mine and all(core.form_of(w.how, x) == core.form_of(form, x) for w in mine for x in (told[number], *scalars.others(told[number], number)))
 
 
 def test_one_capture_of_each_number_tells_what_comes_of_it_and_no_more():

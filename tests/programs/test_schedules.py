@@ -2,6 +2,7 @@
 call. Weights, rates and the state of optimizer and scheduler are eager's after each call, and calls replay."""
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -37,6 +38,8 @@ SCHEDULES = {  # with the recordings that there may be: one for each way through
     "polynomial": (lambda o: S.PolynomialLR(o, 40, 2.0), 1),
     "warm restarts": (lambda o: S.CosineAnnealingWarmRestarts(o, 7), 2),
     "longer restarts": (lambda o: S.CosineAnnealingWarmRestarts(o, 5, 2), 3),
+    "milestones": (lambda o: S.MultiStepLR(o, [6, 6, 13], 0.5), 4),
+    "one, then another": (lambda o: S.SequentialLR(o, [S.LinearLR(o, 0.1, total_iters=6), S.ExponentialLR(o, 0.9)], [6]), 4),
     "up and down": (lambda o: S.CyclicLR(o, 0.01, 0.1, step_size_up=4, cycle_momentum=False), 2),
 }  # fmt: skip
 
@@ -123,15 +126,69 @@ def test_rate_that_is_the_decay_for_once(device):
     assert cgt.stats(f).replays >= N - 7, cgt.explain(f)
 
 
+class Box:
+    rates = None
+
+
+class Doubled(S.ExponentialLR):
+    def get_last_lr(self):
+        return [2 * rate for rate in super().get_last_lr()]
+
+
+LOGGED = {  # behind sch.step(), in a function of the step's
+    "first": "return loss, sch.get_last_lr()[0]",
+    "copy": "return {'loss': loss, 'rates': list(sch.get_last_lr())}",
+    "group": "return loss, opt.param_groups[0]['lr'] * 2",
+    "kept": "log.append((loss, sch.get_last_lr()[0]))",
+    "two": "other.step(); return loss, [one.get_last_lr()[0] for one in (sch, other)]",
+    "in two places": "box.rates = sch.get_last_lr()",
+    "changed": "sch.get_last_lr()[0] = 7.0; return sch.get_last_lr()",
+}
+
+
+@pytest.mark.parametrize("text", LOGGED.values(), ids=LOGGED)
+def test_rates_that_are_read_behind_the_step(device, text):
+    def run(wrap):
+        torch.manual_seed(0)
+        model, log, box = nn.Linear(4, 3).to(device), [], Box()
+        opt = optim.SGD(model.parameters(), lr=0.1)
+        scope = {"model": model, "opt": opt, "sch": Doubled(opt, 0.9), "other": S.ExponentialLR(opt, 0.8), "log": log, "box": box}
+        exec(f"""
+def step(x):
+    opt.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    opt.step()
+    sch.step()
+    loss = loss.detach()
+    {text}
+""", scope)  # fmt: skip
+        f, found = wrap(scope["step"]), []
+        for k in range(N):
+            made = f(torch.arange(8.0, device=device).reshape(2, 4).add(k).sin())
+            found.append((made, list(box.rates or ()), box.rates is scope["sch"]._last_lr, list(scope["sch"]._last_lr)))
+            if k % 6 == 5:
+                scope["sch"]._last_lr[0] = 0.25
+        return f, [found, log]
+
+    (f, ours), (_, theirs) = run(cgt.jit), run(lambda f: f)
+    assert same(ours, theirs) and (cgt.stats(f).replays >= N - 5 or "return sch" in text), cgt.explain(f)
+
+
 @pytest.mark.parametrize(
-    "text", ["sch.get_last_lr()[0]", "list(sch.state_dict().values())[-1][0]", "list(vars(sch).values())[-1][0]"]
-)
+    "text",
+    [
+        "sch.get_last_lr()[0]", "list(sch.state_dict().values())[-1][0]", "list(vars(sch).values())[-1][0]", "bound()[0]", "function(sch)[0]", "weak()()[0]",
+        "sch._last_lr[0]", "(sch.get_last_lr()[0] if len(seen) % 3 else 0)",
+    ],
+)  # fmt: skip
 def test_call_that_reads_the_last_rate_is_as_in_eager(device, text):
     def run(wrap):
         torch.manual_seed(0)
         model = nn.Linear(4, 3).to(device)
         opt = optim.SGD(model.parameters(), lr=0.1)
-        scope = {"model": model, "opt": opt, "sch": S.ExponentialLR(opt, 0.9)}
+        sch = S.ExponentialLR(opt, 0.9)
+        scope = {"model": model, "opt": opt, "sch": sch, "bound": sch.get_last_lr, "function": S.LRScheduler.get_last_lr, "seen": [], "weak": weakref.WeakMethod(sch.get_last_lr)}
         exec(f"""
 def step(x):
     opt.zero_grad()
@@ -141,6 +198,7 @@ def step(x):
 """, scope)  # fmt: skip
         f, found = wrap(scope["step"]), []
         for k in range(12):
+            scope["seen"].append(k)
             f(torch.arange(8.0, device=device).reshape(2, 4).add(k).sin())
             found.append(model.weight.detach().clone())
         return found

@@ -1,5 +1,7 @@
 """Kernels that no op shows: composite ops of the host's that fill memory themselves, kernels of torch.cuda.jiterator's."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -107,7 +109,6 @@ def test_op_that_runs_others_which_autocast_changes(device):
 
 WRITES = {
     "an op in place": lambda y: y.add_(1),
-    "a part": lambda y: y[:, 0].zero_(),
     "a part in place": lambda y: y[:, 0].add_(1),
     "a view": lambda y: y.view(-1).relu_(),
 }
@@ -135,6 +136,38 @@ def test_memory_that_a_hidden_kernel_filled_and_that_is_written_or_read_then(dev
         assert identical(f(x), want), k
     if device.type == "cpu":
         assert cgt.stats(f).replays == 0 and "CGT324" in cgt.explain(f)
+
+
+def test_an_audit_tells_of_memory_that_a_hidden_kernel_filled_but_for_a_part(device):
+    def function(x):
+        y = pooled(x)
+        y[:, 0].zero_()
+        return y
+
+    f, told = cgt.jit(function, audit="first:2"), 0
+    for k in range(CALLS):
+        x = values(device, 2, 4, 16, seed=k)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            assert identical(f(x), function(x)), k
+        told += sum("CGT225" in str(one.message) for one in heard)
+    assert told == (device.type == "cpu"), cgt.explain(f)
+
+
+def test_memory_that_an_index_fills(device):
+    """As transformers' experts do to put tokens back in order."""
+
+    def function(x):
+        order = x.argsort()
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(x), device=device)
+        return x.sort().values[back]
+
+    f = cgt.jit(function)
+    for k in range(CALLS):
+        x = values(device, seed=k).reshape(-1)
+        assert identical(f(x), function(x)), k
+    assert cgt.stats(f).replays >= CALLS - 3, cgt.explain(f)
 
 
 def test_memory_that_is_written_in_parts_and_read_where_it_was(device):
