@@ -2,7 +2,7 @@
 
 def tuple_put(object holder, object one, object other):
     """Put another object where a tuple holds this one: it stood for that while a function was recorded."""
-    for k in range(PyTuple_GET_SIZE(holder)):
+    for k in range(PyTuple_GET_SIZEX(<PyObject*>holder)):
         if PyTuple_GET_ITEMX(<PyObject*>holder, k) != <PyObject*>one: continue
         Py_INCREF(other)
         PyTuple_SET_ITEM(holder, k, other)
