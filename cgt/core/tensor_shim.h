@@ -405,7 +405,7 @@ static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_
   if (made < 0 || b->dtype() != impl_of(proto)->dtype() || b->key_set().raw_repr() != keys || shift % item ||
       autograd_state(b) != PLAIN_TENSOR) {
     PyObject* over = tensor_over(base, proto, keys, shift, ndim, dims);
-    if (made == -2) impl_of(over)->set_version_counter(c10::VariableVersion(0));
+    if (made == -2 && !impl_of(over)->is_inference()) impl_of(over)->set_version_counter(c10::VariableVersion(0));
     return over;
   }
   at::Tensor t(reinterpret_cast<PyTensor*>(base)->cdata);

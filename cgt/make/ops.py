@@ -99,6 +99,11 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
 # --- in front of the op --------------------------------------------------------------------------
 
 
+def note_op(seen, call):
+    """For the comparison with another run."""
+    seen.run.ops.append(op_facts.noted(seen, call))
+
+
 def note_autograd(seen, call):
     """What autograd has read for the last time; whether others save beside us."""
     if seen.autograd.spent:
@@ -144,6 +149,7 @@ def make_from_outside(seen, call):
 
 
 def find_written(seen, call):
+    """The inputs that it writes."""
     seen.exchanges = seen.exchanges or call.facts.namespace in COLLECTIVES
     call.written = op_facts.written_by(call)
 
@@ -154,6 +160,7 @@ def count(seen, call):
 
 
 def find_numbers(seen, call):
+    """Live numbers among the arguments."""
     if call.written:
         live.see_written(seen, call.written)
     on_host = seen.run.driver == CUDA and op_facts.is_hosts(call)
@@ -170,6 +177,7 @@ def judge(seen, call):
 
 
 def find_values(seen, call):
+    """Does it read values, and which?"""
     facts, inputs = call.facts, call.inputs
     # Whether a check raises is the tape's own affair.
     call.reads, call.dynamic = facts.reads or (facts.checks and seen.run.driver == CUDA), op_facts.is_dynamic(call)
@@ -190,6 +198,7 @@ def find_values(seen, call):
 
 
 def vet(seen, call):
+    """Refuse what a replay could not repeat."""
     if not call.counts:
         vet_op(seen, call)
     if call.apart and not call.constant and (call.written or not segments.may_end(seen)):
@@ -199,6 +208,7 @@ def vet(seen, call):
 
 
 def touch_inputs(seen, call):
+    """Memory, devices and generators that it works on."""
     if call.usual:
         seen.devices.add(call.inputs[0].device)
     else:
@@ -257,6 +267,7 @@ def choose_memory(seen, call):
 
 
 def begin_draw(seen, call):
+    """A draw on the host."""
     drawn = call.generator if call.generator is not None else torch.default_generator
     call.draws = drawn.device.type == "cpu"
     if call.draws:
@@ -277,11 +288,7 @@ def has_numbers(seen):
 
 JUDGES = (meet_inputs, judge, vet, choose_memory)  # who need not be asked of an op that is usual
 BEFORE = (
-    Watcher(
-        lambda seen, call: seen.run.ops.append(op_facts.noted(seen, call)),
-        "it may be none that the others deal with; compared with that of another run",
-        when=lambda seen: seen.run.ops is not None,
-    ),
+    Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.run.ops is not None),
     Watcher(note_autograd, "spent memory is free for results", when=lambda seen: seen.autograd.spent or seen.run.saves),
     Watcher(meet_inputs, "numbers that it makes known are constants", when=lambda seen: seen.run.driver == CUDA),
     Watcher(

@@ -93,9 +93,10 @@ def test_a_run_of_the_graph_that_ends_as_a_recording_begins(device, spent, monke
         def __init__(self, graph):
             self.graph, self.lock = graph, graph.lock
 
-        def acquire(self):
-            self.lock.acquire()
+        def acquire(self, wait):
+            assert wait and self.lock.acquire()
             trace.end_leaves(self.graph.leaves)  # as the other thread does last
+            return True
 
         def release(self):
             self.lock.release()

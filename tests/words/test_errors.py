@@ -182,42 +182,41 @@ def test_reason_tells_what_and_where_and_its_advice_replays(device, sentence, k)
 
 
 @pytest.mark.parametrize(
-    "words, cls, bad, good",
-    [
-        ("SGD.step at .* with fused=True[.]", torch.optim.SGD, {}, {"fused": True}),
-        ("SGD.step at .* fused=True instead of foreach=True[.]", torch.optim.SGD,
-         {"foreach": True}, {"fused": True}),
-        ("Adafactor.step at .* outside", torch.optim.Adafactor, {}, None),
-    ],
-)  # fmt: skip
+    "words, cls, good",
+    [("Adam.step at .* with (fused|capturable)=True[.]", torch.optim.Adam, True), ("LBFGS.step at .* outside", torch.optim.LBFGS, False)],
+)
 @tells("optimizer_option", "optimizer_outside")
-def test_optimizer_that_reads_a_rate_is_told_with_what_helps(device, words, cls, bad, good):
-    x = torch.ones(3, device=device)
+def test_optimizer_that_reads_numbers_is_told_with_what_helps(device, words, cls, good):
+    x, adam = torch.ones(3, device=device), cls is torch.optim.Adam
+    bad = {"lr": torch.tensor(0.1), "betas": (torch.tensor(0.9), torch.tensor(0.999))} if adam else {}
 
     def run(**options):
         w = torch.zeros(3, device=device, requires_grad=True)
-        opt = cls([w], lr=torch.tensor(0.1, device=device), **options)
+        opt = cls([w], **options)
 
         def step(x, whole=True):
-            opt.zero_grad()
-            (w * x).sum().backward()
-            if whole:
-                opt.step()
+            def closure():
+                opt.zero_grad()
+                loss = (w * x).sum()
+                loss.backward()
+                return loss
+
+            opt.step(closure) if whole else closure()
             return w.detach().clone()
 
-        return opt, cgt.jit(step)
+        return opt, lambda: (w * x).sum(), cgt.jit(step)
 
-    _, f = run(**bad)
+    *_, f = run(**bad)
     for _ in range(4):
         f(x)
-    (reason,) = cgt.stats(f).reasons
+    reason = next(iter(cgt.stats(f).reasons))
     assert re.search(words, reason) and re.search(HERE, reason) and cgt.stats(f).replays == 0
-    opt, f = run(**(good or bad))
-    for _ in range(4):
-        f(x, whole=good is not None)
-        if good is None:
-            opt.step()
-    assert cgt.stats(f).replays == 2, cgt.stats(f).reasons
+    opt, loss, f = run(**{"fused" if device.type == "cpu" else "capturable": True} if good else {})
+    for _ in range(12):
+        f(x, whole=good)
+        if not good:
+            opt.step(loss)
+    assert cgt.stats(f).replays > 5, cgt.stats(f).reasons
 
 
 @pytest.mark.parametrize("fused", [True, False])
