@@ -75,7 +75,7 @@ def balanced_books(request):
 
 def holders_of_functions():
     """Who holds the jitted functions that are still there: for a message."""
-    return [(site.__qualname__, [str(type(one)) for one in gc.get_referrers(site)]) for site in sites.alive()]
+    return [(site.__qualname__, [str(type(one)) for one in gc.get_referrers(site)]) for site in sites.SITES.values()]
 
 
 @pytest.fixture

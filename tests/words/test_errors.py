@@ -209,6 +209,9 @@ def test_optimizer_that_reads_numbers_is_told_with_what_helps(device, words, cls
     *_, f = run(**bad)
     for _ in range(4):
         f(x)
+    if adam and device.type == "cuda":  # kernels there take such numbers
+        assert cgt.stats(f).replays == 2 and not cgt.stats(f).reasons
+        return
     reason = next(iter(cgt.stats(f).reasons))
     assert re.search(words, reason) and re.search(HERE, reason) and cgt.stats(f).replays == 0
     opt, loss, f = run(**{"fused" if device.type == "cpu" else "capturable": True} if good else {})
