@@ -38,7 +38,7 @@ buffers, data loaders and the host's part of each step.
 | column | what it says |
 |---|---|
 | eager | ms of a step, over the last third of the steps |
-| cgt, compile | gain over eager, in the same places: `cgt.jit`, and `torch.compile(mode="reduce-overhead")` |
+| cgt, compile | gain over eager, in the same places: `cgt.jit`, and `torch.compile(mode="reduce-overhead")`; empty: not run |
 | from the first step | gain of the whole run, with all that recording or compiling takes |
 | equal | does the run end with the very bits of eager: weights, states, rewards? Where it does not, eager runs once more |
 | replayed | calls of the jitted functions |
@@ -116,6 +116,7 @@ def cells(row):
 def page(record):
     libraries = ", ".join(f"{name} {number}" for name, number in record["libraries"].items() if number)
     facts = f"{record['device']}, torch {record['torch']}, Python {record['python']}; {libraries}."
+    facts += f"\n\n{record['note']}" if "note" in record else ""  # of a run that was not alone
     return HEAD.format(machine=facts) + "\n".join(map(cells, record["applications"].values())) + "\n"
 
 
