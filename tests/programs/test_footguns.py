@@ -780,6 +780,32 @@ def test_order_of_hooks(device):
     assert found == [found[0]] * 5  # each once, with the same gradients; the order may be another
 
 
+@footgun("A hook of several tensors belongs outside of the function")
+def test_hook_of_several_tensors_that_the_function_leaves(device):
+    def counts(wrap, inside):
+        w, v, heard, found = ones(device).requires_grad_(), ones(device).requires_grad_(), [], []
+        listen = lambda x: torch.autograd.graph.register_multi_grad_hook([w, x], heard.append)  # noqa: E731
+
+        def function(x):
+            if inside:
+                listen(x)
+            return x.detach() * w.detach()
+
+        f = wrap(function)
+        for _ in range(6):
+            h = v * 2
+            if not inside:
+                listen(h)
+            f(h)
+            (h * w).sum().backward()
+            found.append(len(heard))
+        return found
+
+    eager = counts(lambda f: f, inside=True)
+    assert (counts(cgt.jit, inside=True) == eager) is (device.type == "cpu")
+    assert counts(cgt.jit, inside=False) == eager == [1, 3, 6, 10, 15, 21]  # instead
+
+
 @footgun("Gradients that add up over several calls want `cgt.step()`")
 def test_gradients_that_add_up_replay_behind_a_step(device):
     def train(each):
