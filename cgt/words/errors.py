@@ -182,8 +182,9 @@ reseeded = says("""304: the state of a random generator was set inside the funct
 changed_state = says("""305: {path} is changed by the function[[ (at {line})]], which a replay would not do. Change it
     outside, keep it in a tensor and write that in place, or only count in it (self.calls += 1): that replays if nothing
     else in the call reads it.""")
-used_elsewhere = says("""306: {path} is stored by the function while another thread, or code that ran for the first
-    time, has to do with that name. Let one thread at a time do so, or return the value and store it outside.""")
+used_elsewhere = says("""306: {path} is stored by the function while another thread[[ ({threads})]], or code that ran
+    for the first time, has to do with that name. Let one thread at a time do so, or return the value and store it
+    outside.""")
 place_changed = says("307: {path} changes from call to call. Pass it as a tensor, or keep it constant.")
 follows = says("""308: the function puts another tensor or object into {path}, which it reads: followed from the next
     call on.""")
