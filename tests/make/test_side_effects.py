@@ -143,7 +143,7 @@ def test_memory_that_the_function_replaces(device, replace):
     f, got = outcomes(cgt.jit)
     assert same(got, want)
     assert cgt.stats(f).replays == 0
-    assert any("gets other memory in the function" in reason for reason in cgt.stats(f).reasons)
+    assert any("other memory (.data" in reason for reason in cgt.stats(f).reasons)
 
 
 def test_requires_grad_that_the_function_leaves_changed(device):
@@ -365,4 +365,4 @@ def test_memory_of_another_functions_result_that_is_replaced(device):
         assert torch.equal(f(y), torch.full((3,), 2.0 * (k + 1) + 1, device=device))
         assert torch.equal(y, torch.full((3,), 2.0 * (k + 1), device=device))
     assert cgt.stats(f).records == cgt.stats(f).replays == 0 and cgt.stats(first).replays > 0
-    assert any("args[0] gets other memory" in reason for reason in cgt.stats(f).reasons)
+    assert any("gives args[0] other memory" in reason for reason in cgt.stats(f).reasons)
