@@ -57,7 +57,7 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
         inputs: "auto" pins tensors whose address is stable and copies the rest inside the graph;
             "pinned" records again when an address changes; "copied" copies every plain argument.
         dynamic: names of arguments that are numbers and other ones at each call. One that changes is
-            found out by itself, at the price of a call or two; this says it beforehand.
+            found out by itself, at the price of a call or two; this says it in advance.
         audit: which replays of each recording run eagerly, too, from the same state, and are compared bit by
             bit; by default "first:2,doubling:1": the first two, and then the 4th, 8th, 16th ...; "every:1000":
             each 1000th; with rtol:1e-5 or atol:1e-8 beside, as `torch.allclose` does; "0": none. Where they part,
@@ -174,7 +174,7 @@ def site_of(fn, opts):
 
 
 def made_again(site):
-    """How it is pickled and copied. Functions are by name, what is none is jitted anew, and a module's is left behind,
+    """How it is pickled and copied. Functions are by name, what is none is jitted again, and a module's is left behind,
     also where its class does not see to that."""
     fn = vars(site).get("__wrapped__")
     if fn is None or isinstance(fn, types.FunctionType):

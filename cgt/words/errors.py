@@ -280,7 +280,7 @@ does_not_pay = says("""503: recording is paused: with the next one, {spent:.1f} 
     hardly replayed, and an eager call takes {eager:.0f} µs. Cause: {why} Next try after {calls} calls, or when calls
     stay alike.""")
 another_mode = says("""506: a mode of torch (gradients, autocast, inference, deterministic algorithms, the default
-    dtype) is another one than when it was recorded. Enter it inside the jitted function, or keep to a few.""")
+    dtype) has changed since it was recorded. Enter it inside the jitted function, or keep to a few.""")
 another_way = says("""507: in this iteration another recording, or none, ran before it than when it was recorded. Each
     order of calls has recordings of its own.""")
 busy = says("508: another thread was recording.")
@@ -344,7 +344,7 @@ beside = says("""701: {line} reads memory outside of an argument that moves (its
 other_device = says("""702: {op} at {line} works on {device}, but the call is recorded on {home}, where its arguments
     are (or the current GPU, if they are on none or on several). Say device= where a tensor is made, or jit what each
     GPU runs.""")
-cudnn_dropout = says("""704: a recurrent layer draws its dropout from a random state of cuDNN's, which starts anew at
+cudnn_dropout = says("""704: a recurrent layer draws its dropout from cuDNN's random state, which starts again at
     this call because the generator was seeded. Seed less often, or give the layer dropout=0 and put torch.nn.Dropout
     between layers.""")
 recording_failed = says("705: recording failed[[ after {line}]]: {name}.")
@@ -359,8 +359,8 @@ overdue = says("""708: replays on cuda:{device} that exchange data with other pr
     TORCH_NCCL_ASYNC_ERROR_HANDLING=0 turns off both.""")
 spread_graph = says("""709: {op} at {line} works on {device}, in a call that is recorded on {home}, and a backward
     outside of the call is to go through it. Jit the whole step, backward included, or what each GPU runs.""")
-spread_draws = says("""710: {op} at {line} draws on {device} from a generator of the program's own or a random state of
-    cuDNN's, but the call is recorded on {home}. Draw there from the default generator, or jit what each GPU runs.""")
+spread_draws = says("""710: {op} at {line} draws on {device} from a generator of the program's own or cuDNN's random
+    state, but the call is recorded on {home}. Draw there from the default generator, or jit what each GPU runs.""")
 no_checkpoints = says("""711: memory comes from the allocator {backend}, which cannot be put back to where a recording
     began. Use PyTorch's own: no backend:cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF, and no change_current_allocator
     (RMM's, or another one). For some tensors alone, use torch.cuda.MemPool.""")
@@ -387,7 +387,7 @@ other_torch = says("""901: cgt {version} cannot be loaded with torch {now} ({why
 
 # --- parts of other sentences, and what who watches is told: these have no code -----------------------
 
-other_op = phrase("The first op that is another one: {now}, recorded as {recorded}.")
+other_op = phrase("The first operation that differs: {now}, recorded as {recorded}.")
 told_miss = phrase("{name} runs eagerly: {reason}")
 told_rescue = phrase("""a result of {name} ({size} B, made at {line}) is still held where a replay is about to overwrite
     it: moved""")
@@ -467,7 +467,7 @@ def collective(op: str, line: str, waits: bool = False) -> str:
     what = (
         "has the host wait for other processes"
         if waits
-        else "exchanges data with other processes, as no tape of the host's does, nor cgt without its folder ranks"
+        else "exchanges data with other processes, which no recording on the CPU does, nor cgt without its folder ranks"
     )
     return f"{op} at {line} {what}. Call it outside the jitted function."
 

@@ -761,7 +761,7 @@ def test_gradients_that_add_up_replay_behind_a_step(device):
     assert stats.eager == 0 and stats.replays >= 20
 
 
-@footgun("In one autocast region around several calls each call casts the weights anew")
+@footgun("In one autocast region around several calls each call casts the weights again")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_casts_of_weights_do_not_outlive_a_call(device, dtype):
     def train(wrap, around_all, cache):

@@ -198,6 +198,19 @@ def test_figures_of_the_page_on_performance_are_those_measured():  # README and 
     assert not re.search(r"\d\s*(µs|ns|ms|×|x faster|%)", prose), "a figure that nothing holds to the record"
 
 
+FOR_USERS = "index tutorial recipes scale troubleshooting migration messages glossary environment footguns how-we-know".split()
+
+
+@pytest.mark.parametrize("name", [*FOR_USERS, "README"])
+def test_no_page_for_users_has_a_word_to_avoid(name):
+    table = (DOCS / "writing.md").read_text().split("## Words to avoid")[1]
+    words = [word for line in table.splitlines() if line.startswith("| ") for word in line.split("|")[1].strip().split(", ")][1:]
+    assert "anew" in words and "lies elsewhere" in words
+    page = (ROOT / "README.md" if name == "README" else DOCS / f"{name}.md").read_text()
+    prose = " ".join(re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S).split())
+    assert not [word for word in words if re.search(rf"\b{word}\b", prose, re.I)]
+
+
 def test_every_message_is_listed_by_its_code():
     codes, page = script("codes"), (DOCS / "messages.md").read_text()
     assert page == codes.with_table(page), "run: python docs/codes.py"
