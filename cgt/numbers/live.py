@@ -439,13 +439,9 @@ def settle_all(seen: Seen) -> None:
 
 def rows_in(x):
     """Of a stand-in, or of those in a tuple."""
-    return (
-        [row for part in x for row in rows_in(part)]
-        if isinstance(x, tuple)
-        else [x.node.row]
-        if type(x) in STAND_INS
-        else []
-    )
+    if type(x) in STAND_INS:
+        return [x.node.row]
+    return [row for part in x for row in rows_in(part)] if isinstance(x, tuple) else []
 
 
 def close(seen: Seen, box: list) -> object:

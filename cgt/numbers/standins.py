@@ -338,7 +338,7 @@ MATH = {
 EXACT = (
     "__str__ __repr__ __format__ __hash__ __round__ __divmod__ __rdivmod__ __reduce_ex__ __complex__"
     " __getnewargs__ is_integer as_integer_ratio hex conjugate bit_length bit_count to_bytes __and__ __or__ __xor__"
-    " __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rlshift__ __rrshift__ __invert__ __copy__ __reduce__"
+    " __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rlshift__ __rrshift__ __invert__ __reduce__"
     " __getstate__ __dir__ __sizeof__"
 ).split()
 
@@ -348,7 +348,7 @@ def methods(kind):
     made = {
         "__class__": property(lambda self: kind), "__module__": "builtins",  # as its type's text says
         "__neg__": unary(core.NEGATED, operator.neg), "__abs__": unary(core.ABSOLUTE, operator.abs),
-        "__pos__": lambda self: self,
+        "__pos__": lambda self: self, "__copy__": lambda self: self,
         "__bool__": lambda self: self.node.trace.step(core.OTHER_THAN, operator.ne, self, kind(0)),
         "__float__": lambda self: settle(self.node.trace.step(core.AS_FLOAT, float, self)),
         "__int__": lambda self: settle(self.node.trace.step(core.AS_INT, int, self)),
@@ -363,8 +363,7 @@ def methods(kind):
     for name, how in OPERATORS.items():
         made[f"__{name}__"], made[f"__r{name}__"] = binary(*how)
     made |= {f"__{name}__": compared(*how) for name, how in COMPARISONS.items()}
-    made |= {name: exact(name) for name in EXACT if hasattr(kind, name) or name == "__copy__"}
-    made["__copy__"] = lambda self: self
+    made |= {name: exact(name) for name in EXACT if hasattr(kind, name)}
     made |= {"__floor__": floor, "__ceil__": lambda self: -floor(-self)}
     if kind is int:
         made |= {"__index__": settle, "numerator": property(lambda self: self), "denominator": property(lambda self: 1)}
