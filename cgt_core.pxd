@@ -138,7 +138,7 @@ cpdef enum:                 # Form: what a kernel is given of a number
 
 cpdef enum:                 # PlaceKind
     DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY
-    NAMES_ABSENT                  # a dict, and a tuple of names of which none is there
+    NAMES_ABSENT            # a dict, and a tuple of names of which none is there
 
 cpdef enum:                 # PlaceGuard: places.guard: what must be as it was
     BY_IDENTITY             # the object

@@ -190,7 +190,7 @@ static PyObject* graphs_functions(PyObject* tensors, uint64_t since) {
   return list.release().ptr();
 }
 
-// Does autograd evaluate a node in this thread?
+// Does autograd evaluate a node in this thread? The caller waits for it, so it is no second user of the device.
 static inline int in_node() noexcept { return ag::get_current_node() != nullptr; }
 
 // --- the recorded graph ------------------------------------------------------------------------
@@ -571,10 +571,6 @@ struct Backward : ag::Node {
   }
 };
 
-// In a thread of autograd's: the caller waits for it, so it is no second user of the device.
-static thread_local int backward_depth = 0;
-static inline int in_backward() noexcept { return backward_depth; }
-
 // What the last replay of a backward in this thread returned. Per tensor in it: the first one that is the
 // same tensor of the table's (often itself), or -1: a tensor of the call's.
 struct Replayed {
@@ -834,10 +830,8 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   PyTuple_SET_ITEM(args, 0, mask ? mask : Py_NewRef(Py_None));
   for (Py_ssize_t k = 0; k < n; ++k)
     PyTuple_SET_ITEM(args, 1 + m + k, Py_NewRef(PyTuple_GET_ITEM(saved, k)));
-  ++backward_depth;
   replayed.result = nullptr;
   PyObject* result = PyErr_Occurred() ? nullptr : PyObject_Call(site, args, kwargs);
-  --backward_depth;
   Py_DECREF(args);
   Py_XDECREF(kwargs);
   if (!result) throw_python();

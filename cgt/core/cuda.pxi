@@ -255,8 +255,7 @@ cdef int spread_meet(Spread* s, int32_t n, bint captured, int device, void* stre
     cdef int code = 0
     for k in range(n):
         b = &s.others[k]
-        if code == 0:
-            code = cuda_follow(&b.event, b.device, stream_there(b, captured), device, stream)
+        if code == 0: code = cuda_follow(&b.event, b.device, stream_there(b, captured), device, stream)
     return code
 
 cdef int spread_part(Spread* s, int32_t n, bint captured, int device, void* stream) except? RAISES nogil:
@@ -264,8 +263,7 @@ cdef int spread_part(Spread* s, int32_t n, bint captured, int device, void* stre
     cdef int code = 0
     for k in range(n):
         b = &s.others[k]
-        if code == 0:
-            code = cuda_follow(&s.event, device, stream, b.device, stream_there(b, captured))
+        if code == 0: code = cuda_follow(&s.event, device, stream, b.device, stream_there(b, captured))
     return code
 
 cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device) except? RAISES nogil:

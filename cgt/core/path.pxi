@@ -14,7 +14,7 @@ cdef int path_hold(Path* p) noexcept:
 cdef bint path_is_mine(Path* p) noexcept:
     """Is this thread inside of the call that holds it: in a finalizer, an eager part, a backward for which that may
     wait?"""
-    return p.owner == PyThread_get_thread_ident() or (p.lent and in_backward())
+    return p.owner == PyThread_get_thread_ident() or (p.lent and in_node())
 
 cdef void path_unlock(Path* p) noexcept:
     if p.fleeting: cuda_leave_stream(p)
@@ -24,9 +24,10 @@ cdef void path_unlock(Path* p) noexcept:
 cdef int path_lock(Path* p) noexcept:
     """1: taken at once. 0: not taken, and path_wait comes next, behind which the table may have changed."""
     if path_hold(p):
-        if in_backward(): return 1          # in autograd's thread, for a caller that waits
+        # in autograd's thread, for a caller that waits
+        if p.thread == p.owner or p.shared or in_node(): return 1
         if p.thread == 0: p.thread = p.owner
-        if p.thread == p.owner or p.shared: return 1
+        if p.thread == p.owner: return 1
         p.shared = 1
         if p.driver != CUDA: return 1
         p.settles = 1

@@ -132,9 +132,6 @@ cdef extern from "tape_shim.h" namespace "cgt":
 
 cdef extern from "numbers_shim.h" namespace "cgt" nogil:
     const int64_t EXACT
-    bint sum_fits(int64_t a, int64_t b, int64_t* c) noexcept
-    bint difference_fits(int64_t a, int64_t b, int64_t* c) noexcept
-    bint product_fits(int64_t a, int64_t b, int64_t* c) noexcept
     int form_write(int form, int is_float, double f, int64_t i, char* at) noexcept
 
 cdef extern from "autograd_shim.h" namespace "cgt":
@@ -165,7 +162,6 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     object sink_take(object handle, int k) except +raised
     object c_histories "cgt::histories"(list tensors) except +raised
     void c_histories_restore "cgt::histories_restore"(object handle) noexcept
-    int in_backward() noexcept
     int64_t c_quiet_gradients "cgt::quiet_gradients"() noexcept
     void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                        int path, int64_t step, released_fn released, spent_fn spent, PyObject** leaves,
