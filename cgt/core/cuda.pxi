@@ -363,27 +363,25 @@ cdef int cuda_feed(Patch* p, const void* source, void* stream) except? RAISES no
             <cu.CUdeviceptr><uintptr_t>source) != 0: return 0       # the driver does not know it
     return cu.cuStreamSynchronize(cu_stream(stream))
 
-cdef int cuda_load_kernels(int device) except? RAISES:
+cdef int kernel_load(cu.CUfunction* kernels, int device, const char* ptx, const char* name) except? RAISES:
     """Once per device; before a capture, since loading is not capturable."""
     cdef OnDevice here
     cdef cu.CUmodule module = NULL
+    if kernels[device] is not NULL: return 0
+    here.go(device)
+    code = cu.cuModuleLoadData(&module, <const void*>ptx)
+    return code if code else cu.cuModuleGetFunction(&kernels[device], module, name)
+
+cdef int cuda_load_kernels(int device) except? RAISES:
     cdef int version = 0, code = cu.cuDriverGetVersion(&version)
     if code == 0 and version < OLDEST: code = ERROR_OLD_DRIVER
-    if code or WORDS_KERNEL[device] is not NULL: return code
-    here.go(device)
-    code = cu.cuModuleLoadData(&module, <const void*>KERNELS_PTX)
-    if code == 0: code = cu.cuModuleGetFunction(&COPY_KERNEL[device], module, b"cgt_copy")
-    return code if code else cu.cuModuleGetFunction(&WORDS_KERNEL[device], module, b"cgt_words")
+    if code == 0: code = kernel_load(COPY_KERNEL, device, KERNELS_PTX, b"cgt_copy")
+    return code if code else kernel_load(WORDS_KERNEL, device, KERNELS_PTX, b"cgt_words")
 
 cdef int cuda_decide_kernel(int device) except? RAISES:
     """The same for the kernel of conditional nodes, where the driver knows those."""
-    cdef OnDevice here
-    cdef cu.CUmodule module = NULL
     cdef int version = 0, code = cu.cuDriverGetVersion(&version)
-    if code or version < HAS_ELSE or DECIDE_KERNEL[device] is not NULL: return code
-    here.go(device)
-    code = cu.cuModuleLoadData(&module, <const void*>DECIDE_PTX)
-    return code if code else cu.cuModuleGetFunction(&DECIDE_KERNEL[device], module, b"cgt_decide")
+    return code if code or version < HAS_ELSE else kernel_load(DECIDE_KERNEL, device, DECIDE_PTX, b"cgt_decide")
 
 cdef int cuda_words(Recording* r, Patch* p) except? RAISES:
     cdef OnDevice here
@@ -836,9 +834,13 @@ cdef list cuda_nodes(Recording* r, size_t first=0):
     check(CUDA, nodes_of(cuda_graph(r), &nodes), CALL_CUT)
     return [<uintptr_t>nodes[k] for k in range(first, nodes.size())]
 
+cdef list cuda_streams(Recording* r):
+    """Those that are captured: its own, then those of other GPUs."""
+    return [<uintptr_t>r.stream] + [<uintptr_t>r.spread.others[k].stream for k in range(r.spread_open)]
+
 cdef list cuda_mark_here(Recording* r):
-    """For the stream and those of other GPUs: the nodes behind which its next one will stand."""
-    return [last_nodes(r.stream)] + [last_nodes(r.spread.others[k].stream) for k in range(r.spread_open)]
+    """For each of these streams: the nodes behind which its next one will stand."""
+    return [last_nodes(<void*><uintptr_t>stream) for stream in cuda_streams(r)]
 
 cdef list last_nodes(void* stream):
     """Behind which the capturing stream's next one will stand."""
@@ -850,17 +852,14 @@ cdef list last_nodes(void* stream):
 
 cdef int cuda_back(Recording* r, list marks) except -1:
     """What these streams capture next comes behind these nodes, whatever they captured since."""
-    cdef int32_t k
-    stream_back(r.stream, marks[0])
-    for k in range(r.spread_open): stream_back(r.spread.others[k].stream, marks[1 + k])
-    return 0
-
-cdef int stream_back(void* stream, list mark) except -1:
     cdef Nodes nodes
-    for node in mark: nodes.push_back(<cu.CUgraphNode><uintptr_t>node)
-    return check(CUDA, cu.cuStreamUpdateCaptureDependencies(
-        cu_stream(stream), nodes.data(), NULL, nodes.size(),
-        cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES), CALL_CUT)
+    for stream, mark in zip(cuda_streams(r), marks):
+        nodes.clear()
+        for node in mark: nodes.push_back(<cu.CUgraphNode><uintptr_t>node)
+        check(CUDA, cu.cuStreamUpdateCaptureDependencies(
+            <cu.CUstream><uintptr_t>stream, nodes.data(), NULL, nodes.size(),
+            cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES), CALL_CUT)
+    return 0
 
 cdef int cuda_thin(vector[void*]* vain) except? RAISES:
     """Take out nodes that were captured to look at, the last one first. Nothing stands behind them."""

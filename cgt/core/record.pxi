@@ -129,8 +129,6 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
         if p.kind == ADDRESS and p.number == s.copy: p.slot = k
     if s.beside != NONE: s.shift = g.ptr - node_guard(t, node, s.beside).ptr
     if s.back != NONE: node_patch(t, node, s.back).slot = k
-    if g.leaf != NONE and g.binding == PINNED and s.from_node == NONE and node.pin_leaf == NONE:
-        node.pin_leaf, node.pin = g.leaf, g.ptr
     return 0
 
 cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
@@ -243,7 +241,6 @@ cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple rows) except -1:
     node.path = path_of(t, t.rec.device)
     node.parent = t.rec.parent
     node.depth = node_row(t, node.parent).depth + 1 if node.parent != NONE else 0
-    node.pin_leaf = NONE
     node.ambient[0], node.ambient[1], node.ambient[2] = ambient
     cdef Objects tensors = borrowed(leaves)
     node.key = call_key(spec, node.ambient, tensors.data(), <int32_t>tensors.size())

@@ -41,10 +41,7 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
     while node_row(t, n).next != NONE:
         before = n
         n = node_row(t, n).next
-        node = node_row(t, n)
-        if node.key != key or (node.pin_leaf != NONE and tensor_ptr(leaves[node.pin_leaf]) != node.pin):
-            continue
-        if node_why(t, n, s, ambient, leaves) != FITS: continue
+        if node_row(t, n).key != key or node_why(t, n, s, ambient, leaves) != FITS: continue
         node_row(t, before).next = node_row(t, n).next
         node_row(t, n).next = first_child(t, path, parent, f)
         edge_find(t, path, parent, f).first = n

@@ -285,7 +285,6 @@ cdef extern from "Python.h":
     PyObject* PyTuple_GET_ITEMX "PyTuple_GET_ITEM"(PyObject* o, Py_ssize_t i)
     PyObject* TRUE "Py_True"
     PyObject* FLOAT_TYPE "(PyObject*)&PyFloat_Type"
-    PyObject* COMPLEX_TYPE "(PyObject*)&PyComplex_Type"
     int64_t PyLong_AsLongLongAndOverflow(PyObject* o, int* overflow)
     PyObject* INT_TYPE "(PyObject*)&PyLong_Type"
     PyObject* STR_TYPE "(PyObject*)&PyUnicode_Type"
@@ -295,8 +294,6 @@ cdef extern from "Python.h":
     PyObject* LIST_TYPE "(PyObject*)&PyList_Type"
     PyObject* DICT_TYPE "(PyObject*)&PyDict_Type"
     double PyFloat_AS_DOUBLE(PyObject* o)
-    double PyComplex_RealAsDouble(PyObject* o)
-    double PyComplex_ImagAsDouble(PyObject* o)
     unsigned long PyThread_get_thread_ident() nogil
 
 cdef extern from "<vector>" namespace "std" nogil:
