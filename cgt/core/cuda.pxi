@@ -149,11 +149,10 @@ cdef void cuda_relaxed(bint on) noexcept nogil:
 cdef void cuda_wait_aside(int device, void* stream) noexcept nogil:
     """For what the stream has now, in a thread of our own. Both calls may block for as long as another process likes:
     the first where the stream is full."""
-    cdef OnDevice here
+    cdef OnDevice here = on_device(device)
     cdef cu.CUevent event = NULL
     cdef unsigned int flags = (cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING
                                | cu.CUevent_flags_enum.CU_EVENT_BLOCKING_SYNC)
-    here.go(device)
     cuda_thread_ready(device)
     cuda_relaxed(True)              # others may be capturing, and need not notice
     if cuda_capturing(stream) or cu.cuEventCreate(&event, flags) != 0: return
@@ -221,10 +220,9 @@ cdef inline void* stream_on(Recording* r, int device) noexcept nogil:
 cdef int cuda_record_event(void** event, int device, void* stream) except? RAISES nogil:
     """Record an event, made at the first time, behind what a stream has now. (Each GPU's default stream is the null
     stream: which is current says whose.)"""
-    cdef OnDevice here
+    cdef OnDevice here = on_device(device)
     cdef cu.CUevent made = NULL
     cdef int code = 0
-    here.go(device)
     if event[0] is NULL:
         code = cu.cuEventCreate(&made, cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING)
         event[0] = <void*>made
@@ -241,8 +239,7 @@ cdef int cuda_follow(void** event, int device, void* stream, int other, void* be
 cdef void cuda_leave_stream(Path* p) noexcept nogil:
     """Whose stream it is that the last launch is on may destroy it from here on. Where no event can be recorded, the
     launch is over when this returns, and nobody needs one."""
-    cdef OnDevice here
-    here.go(p.device)
+    cdef OnDevice here = on_device(p.device)
     if cuda_record_event(&p.event, p.device, p.last_stream): cu.cuCtxSynchronize()
     p.fleeting, p.event_only = 0, 1
 
@@ -286,16 +283,14 @@ cdef void pools_end(Recording* r) noexcept:
     r.pool_open = 0
 
 cdef int pool_restore(int device, CudaPool* pool, void* state, const vector[void*]& live) except? RAISES:
-    cdef OnDevice here
-    here.go(device)
+    cdef OnDevice here = on_device(device)
     return 0 if cuda_pool_restore(pool, state, live) else ERROR_FOREIGN_MEMORY
 
 cdef int cuda_restore(Recording* r, void* state, const vector[void*]& live) except? RAISES:
     return pool_restore(r.device, r.pool, state, live)
 
 cdef int cuda_resume(Recording* r) except? RAISES:
-    cdef OnDevice here
-    here.go(r.device)
+    cdef OnDevice here = on_device(r.device)
     if r.capturing: return 0
     # Thread-local: other threads may go on allocating and synchronizing while we record.
     code = cu.cuStreamBeginCapture(
@@ -338,11 +333,10 @@ cdef inline unsigned int copy_blocks(Patch* p) noexcept nogil:
     return <unsigned int>(n if n < COPY_BLOCKS else COPY_BLOCKS)
 
 cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(tensor_device(to))
     cdef CopyArgs a
     cdef void* stream = stream_on(r, tensor_device(to))
     p.device = tensor_device(to)
-    here.go(p.device)
     copy_args(p, &a)
     if copied_by_kernel(p):
         code = cu.cuLaunchKernel(COPY_KERNEL[p.device], copy_blocks(p), 1, 1, COPY_THREADS, 1, 1, 0, cu_stream(stream),
@@ -354,9 +348,8 @@ cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
 
 cdef int cuda_feed(Patch* p, const void* source, void* stream) except? RAISES nogil:
     # The driver has read ordinary memory when it returns. What is page-locked it reads later.
-    cdef OnDevice here
+    cdef OnDevice here = on_device(p.device)
     cdef unsigned int memory = 0
-    here.go(p.device)
     code = cu.cuMemcpyHtoDAsync(<cu.CUdeviceptr><uintptr_t>p.to, source, p.nbytes, cu_stream(stream))
     if code or not p.told[1]: return code
     if cu.cuPointerGetAttribute(&memory, cu.CUpointer_attribute_enum.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -384,10 +377,9 @@ cdef int cuda_decide_kernel(int device) except? RAISES:
     return code if code or version < HAS_ELSE else kernel_load(DECIDE_KERNEL, device, DECIDE_PTX, b"cgt_decide")
 
 cdef int cuda_words(Recording* r, Patch* p) except? RAISES:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(p.device)
     cdef void* params[3]
     cdef void* stream = stream_on(r, p.device)
-    here.go(p.device)
     params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
     code = cu.cuLaunchKernel(WORDS_KERNEL[p.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
     if code == 0: p.handle = <void*><uintptr_t>last_nodes(stream)[0]
@@ -449,11 +441,10 @@ cdef int capture_end(Recording* r, cu.CUgraph* graph) except? RAISES:
     return joined if joined else code
 
 cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISES:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(r.device)
     cdef cu.CUgraph graph = NULL
     cdef int32_t n = 0
     cdef bint draws = False
-    here.go(r.device)
     code = capture_end(r, &graph)
     pools_end(r)
     r.graph = <void*>graph
@@ -471,18 +462,16 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISE
     return code
 
 cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) except? RAISES:
-    cdef OnDevice here
-    here.go(tensor_device(x))
+    cdef OnDevice here = on_device(tensor_device(x))
     return cu.cuMemcpyDtoHAsync(<void*>to, <cu.CUdeviceptr><uintptr_t>tensor_ptr(x), nbytes,
         cu_stream(stream_on(r, tensor_device(x))))
 
 cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     """The pool stays open: what the segment holds is there for the next one."""
-    cdef OnDevice here
+    cdef OnDevice here = on_device(r.device)
     cdef cu.CUgraph graph = NULL
     cdef cu.CUgraphExec exec_ = NULL
     cdef int32_t n = 0
-    here.go(r.device)
     code = capture_end(r, &graph)
     read.graph = <void*>graph
     if code == 0: code = cuda_thin(&TABLE.rec_vain)
@@ -495,15 +484,13 @@ cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     return code
 
 cdef int cuda_wait(void* stream, int device) except? RAISES nogil:
-    cdef OnDevice here
-    here.go(device)
+    cdef OnDevice here = on_device(device)
     return cu.cuStreamSynchronize(cu_stream(stream))
 
 cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? RAISES:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(r.device)
     cdef void* params[2]
     cdef char* at = tensor_ptr(pred)
-    here.go(r.device)
     params[0], params[1] = &at, &condition
     return cu.cuLaunchKernel(DECIDE_KERNEL[r.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
 
@@ -541,17 +528,15 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? 
         cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
 
 cdef int cuda_enter(Recording* r, void* body, void* stream) except? RAISES:
-    cdef OnDevice here
-    here.go(r.device)
+    cdef OnDevice here = on_device(r.device)
     return cu.cuStreamBeginCaptureToGraph(
         cu_stream(stream), <cu.CUgraph>body, NULL, NULL, 0,
         cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
 
 cdef int cuda_leave(Recording* r, void* body, void* stream) except? RAISES:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(r.device)
     cdef cu.CUgraph graph = NULL
     cdef int32_t n = 0
-    here.go(r.device)
     if not cuda_joined(stream): return 0                 # it never began
     code = cu.cuStreamEndCapture(cu_stream(stream), &graph)
     if code == 0: code = cuda_vet(<cu.CUgraph>body, &n)
@@ -582,8 +567,7 @@ cdef vector[void*] made_on(int device, list tensors) except *:
 cdef int cuda_checkpoint(Recording* r, list made, list outs, list early, const vector[void*]& live) except? RAISES:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
     until a restore finds that nobody holds them."""
-    cdef OnDevice here
-    here.go(r.device)
+    cdef OnDevice here = on_device(r.device)
     for j in range(r.spread.n if r.spread is not NULL else 0):
         b = &r.spread.others[j]
         if not cuda_pool_checkpoint(b.pool, made_on(b.device, outs), &b.state): return ERROR_FOREIGN_MEMORY
@@ -592,9 +576,8 @@ cdef int cuda_checkpoint(Recording* r, list made, list outs, list early, const v
     return 0
 
 cdef void cuda_abort(Recording* r) noexcept:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(r.device)
     cdef cu.CUgraph graph = NULL
-    here.go(r.device)
     if r.capturing:
         cu.cuStreamEndCapture(cu_stream(r.stream), &graph)     # also clears an invalidated capture
         if graph is not NULL: cu.cuGraphDestroy(graph)
@@ -642,9 +625,8 @@ cdef int kernel_set(void* exec_, Patch* p, cu.CUfunction kernel, unsigned int bl
     return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
 
 cdef int copy_set(void* exec_, Patch* p, cu.CUDA_MEMCPY3D* move) except? RAISES nogil:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(p.device)
     cdef cu.CUcontext context = NULL
-    here.go(p.device)
     code = cu.cuCtxGetCurrent(&context)
     return code if code else cu.cuGraphExecMemcpyNodeSetParams(
         <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, move, context)
@@ -881,8 +863,7 @@ cdef int cuda_order(Path* p, int device, void* stream) except? RAISES nogil:
     return cuda_follow(&p.event, p.device, p.last_stream, device, stream)
 
 cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil:
-    cdef OnDevice here
-    here.go(device)
+    cdef OnDevice here = on_device(device)
     return cu.cuMemcpyDtoDAsync(
         <cu.CUdeviceptr><uintptr_t>to, <cu.CUdeviceptr><uintptr_t>source, nbytes,
         cu_stream(cuda_current_stream(device)))

@@ -210,7 +210,7 @@ cdef extern from "cuda_shim.h" namespace "cgt":
     void cuda_set_stream(int64_t id, int device) except +raised
     cppclass OnDevice:
         void go(int device) noexcept nogil
-        void back() noexcept nogil
+    OnDevice on_device(int device) noexcept nogil
     void cuda_thread_ready(int device) noexcept nogil
     ctypedef int (*stream_test)(void* stream) noexcept nogil
     CudaPool* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) except +raised
