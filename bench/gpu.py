@@ -25,7 +25,7 @@ SOURCES = ("cgt_core.pyx", "cgt_core.pxd", "setup.py", "cgt/**/*.py", "cgt/**/*.
 OUTCOMES = "CGT_OUTCOMES"  # names the file that the tests' outcomes go to
 PART = "CGT_PART"  # which of the tests a process runs: "2/43" is the third of 43 parts
 PARTS, AT_ONCE = 43, 15  # processes, and of these on one GPU; odd, since most tests come in pairs, one for each device
-TESTS_S, BENCHES_S = 420, 240  # seconds: the suite begins no more tests; the benches are over
+TESTS_S, BENCHES_S = 420, 360  # seconds: the suite begins no more tests; the benches are over
 PARITY_S = 240  # of PyTorch's databases: entries that were not judged by then do not count
 PARITY_MOST = 8  # samples of each operator, module or optimizer, in each way and dtype
 # The allocator's other way to lay out segments: the tests of the GPU again, with it.

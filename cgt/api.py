@@ -49,8 +49,8 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
         max_records: recordings kept per function and place in the tree (what ran before it in the
             iteration); past it calls run eagerly until a cool-down ends. By default 8, and two more for each
             that was replayed, 64 at most.
-        max_graphs: recordings in the whole process at which a new one of this function makes room:
-            those go that ran longest ago and have none behind them. Environment: CGT_MAX_GRAPHS.
+        max_graphs: upper limit on recordings in the process. At it, a new one of this function takes the place of
+            the least recently used. Environment: CGT_MAX_GRAPHS.
         outputs: what happens to a result somebody still holds when a replay is about to overwrite
             it. "rescue" moves it to ordinary memory; "error" makes a later access raise; "borrow"
             lets it be overwritten.

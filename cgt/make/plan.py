@@ -178,8 +178,8 @@ def plan_call(
             followed[path] = slot
             follows.setdefault(k, []).append(slot)
     stored = next((path for path in followed if path in state.learnt.moves.replaced), None)
-    if stored is not None and threads_beside():
-        return errors.used_elsewhere(stored)
+    if stored is not None and (beside := threads_beside()):
+        return errors.used_elsewhere(stored, ", ".join(beside))
     fed = state.learnt.moves.fed - state.learnt.moves.written if driver == CUDA and graph is None else frozenset()
     moved = followed.keys() | (state.learnt.moves.swaps.keys() - followable.keys()) | fed
     slots = [(slot, path) for path, slot in mobile.items() if path in moved]
@@ -251,8 +251,8 @@ def refuse_around(flat, around):
             return errors.early_bound(path)
     # What another thread puts there meanwhile could not be told from what a recording did that is undone.
     stored = [*(put.place for put in around.kept), *map(around.places.__getitem__, around.hidden)]
-    if stored and threads_beside():
-        return errors.used_elsewhere(stored[0].path)
+    if stored and (beside := threads_beside()):
+        return errors.used_elsewhere(stored[0].path, ", ".join(beside))
     known = [one is not None and bool(collectives.DRIVERS) for _, one in around.sharded]
     if (around.taken_over and not known) or not all(known):
         return errors.unknown_sharding(around.taken_over[0])

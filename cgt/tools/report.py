@@ -141,7 +141,7 @@ def explain_state(state: State) -> str:
             lines.extend(explain_node(state, node, apart[node]))
     if s.records:
         most = max((len(kept.place_paths) for kept in list(state.keep.values())), default=0)
-        lines.append(f"  looked around in {1e3 * state.look_seconds:.2f} ms: up to {most} places guarded")
+        lines.append(f"  each call checks up to {most} variables and attributes, found in {1e3 * state.look_seconds:.2f} ms")
     if state.audited:
         alike = f"{state.mismatches} were not the same" if state.mismatches else "all alike"
         lines.append(f"  compared with eager: {state.audited} replays, {alike}")

@@ -538,7 +538,7 @@ def test_reason_for_the_limit_names_the_slot(device, name):
         assert same(f(x if name == "w" else t), two(t))
     assert counts(f) == (1, 1, 0, 1)
     (reason,) = cgt.stats(f).reasons
-    assert f"{name} lies elsewhere" in reason
+    assert f"the address of {name} changed" in reason
     assert all((hex(t.data_ptr()) in reason) == core.debug_build() for t in (x, y)), reason
 
 
@@ -843,7 +843,7 @@ def test_seconds_of_every_phase_are_kept(device):
     assert all(0 < s < 10 for s in seen[1].values())
     assert seen[1] == seen[2] == seen[3]  # a replay adds nothing
     assert all(cgt.stats().seconds[p] > s for p, s in seen[1].items())
-    assert all(p in cgt.explain(f) for p in seen[1] if p != "warm")
+    assert all(p in cgt.explain(f) for p in seen[1] if p not in ("warm", "look"))
 
 
 def test_profiler_shows_warm_record_and_replay_by_name(device):

@@ -306,7 +306,7 @@ def test_random_number_of_the_host_that_goes_to_the_gpu(device):
     x = signed(device, 1.0)
     f = cgt.jit(function)
     s = draw(f, function, x, n=8)
-    assert s.replays >= 5 if device.type == "cpu" else any("changes or draws" in r or "a CPU tensor" in r for r in s.reasons)
+    assert s.replays >= 5 if device.type == "cpu" else any("changes a CPU tensor, or draws" in r or "a CPU tensor" in r for r in s.reasons)
 
 
 def test_random_numbers_of_a_way_nobody_recorded_are_given_back(device):
@@ -617,7 +617,7 @@ def test_values_that_never_come_again_are_not_recorded(device, must_pay):
         assert identical(f(x, mask), chosen(x, mask))
     s = cgt.stats(f)
     assert s.records == 0 and s.warmups == 2 and s.eager == 58
-    assert any(f"{__file__}:{chosen.__code__.co_firstlineno + 1} have not come before" in r for r in s.reasons), s.reasons
+    assert any(f"{__file__}:{chosen.__code__.co_firstlineno + 1} Python reads values that have not come before" in r for r in s.reasons), s.reasons
 
 
 @pytest.mark.parametrize("values_of", [lambda k: k % 3, lambda k: (3, 1, 0, 2, 2, 1)[k % 6], lambda k: k % 2 * 16], ids=["3", "4", "2"])

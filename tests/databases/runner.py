@@ -109,6 +109,7 @@ def work(pipe, device):
 
 def quiet():
     """This process judges: one thread, a recording at every miss, and nothing is printed."""
+    gc.freeze()  # a collection behind each group looks at what came since, not at PyTorch and its databases: half of the time
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     options.OVERHEAD, options.WARN_AFTER = math.inf, math.inf

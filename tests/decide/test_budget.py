@@ -53,8 +53,9 @@ def test_recordings_that_ran_longest_ago_go(device):
     inputs = [big(device, 2, seed=k)[: 2 * MIB // 4 - k] for k in range(4)]  # of other shapes
     for k in (0, 0, 0, 1, 1, 2, 2, 3, 3):
         assert identical(f(inputs[k]), inputs[k] * 2)
-        assert freeing.held() <= 7 * MIB + (64 * MIB if device.type == "cuda" else 0)
-    if device.type == "cpu":  # a device's driver takes pieces of some MiB, too
+        # What a GPU's driver takes is told of the whole device, on which others may be.
+        assert device.type == "cuda" or freeing.held() <= 7 * MIB
+    if device.type == "cpu":
         assert [one.results for one in cgt.memory().recordings] == [inputs[k].nbytes for k in (3, 2)] or len(cgt.memory().recordings) <= 3
     assert cgt.stats(f).records >= 4
     before = cgt.stats(f).records

@@ -122,7 +122,7 @@ def test_a_module_that_keeps_its_state(device, begin):
                 model.h = other.h = torch.ones_like(x)
     s = cgt.stats(f)
     assert s.replays >= 19 and s.eager == 1, s.reasons
-    assert any("followed from the next call on" in reason for reason in s.reasons)
+    assert any("From the next call on, replays read what is there" in reason for reason in s.reasons)
 
 
 def test_state_of_a_model_that_is_trained_keeps_its_graph(device):

@@ -493,7 +493,7 @@ def test_what_another_thread_stores_meanwhile_is_not_taken_for_the_calls(device)
             o.losses.append(None)
             stop.wait(0.001)
 
-    thread = threading.Thread(target=others, daemon=True)
+    thread = threading.Thread(target=others, name="the other", daemon=True)
     thread.start()
     try:
         f = cgt.jit(lambda x: append_result(o, x))
@@ -503,7 +503,7 @@ def test_what_another_thread_stores_meanwhile_is_not_taken_for_the_calls(device)
         stop.set()
         thread.join()
     assert cgt.stats(f).replays == 0 and sum(t is not None for t in o.losses) == 5
-    assert any("another thread" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+    assert any("another thread (the other)" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
 
 
 def thread_of(names, stop):
@@ -590,6 +590,7 @@ def test_the_thread_is_named_that_keeps_numbers_from_being_live(device):
         assert any("Another thread runs Python meanwhile (my sleeper), and could see a number" in reason for reason in cgt.stats(f).reasons), cgt.stats(f).reasons
     finally:
         stop.set()
+        thread.join()
         thread.join()
 
 

@@ -235,7 +235,7 @@ def test_number_that_decides_a_length_is_exact_and_named(device):
     f = agree(argument(lambda x, n: torch.stack([x * k for k in range(n)]).sum(0))(device), [2, 3] * 15, most=3, replays=20)
     for n in range(4, 18):
         f(values(device, 8), n)
-    assert f"args[1] is looked at by more than ops ({__file__}" in str(cgt.stats(f).reasons)
+    assert f"args[1] is used for more than arithmetic and operations ({__file__}" in str(cgt.stats(f).reasons)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_number_that_the_call_changes_and_reads(device):
         return function, lambda _: (values(device, 8),), lambda: [box.t, box.rate, box.last]
 
     f = agree(make, RATES, most=4)
-    assert any("computed from the next call on" in reason for reason in cgt.stats(f).reasons)
+    assert any("From the next call on, replays compute it" in reason for reason in cgt.stats(f).reasons)
 
 
 def test_constant_that_is_stored_over_what_it_equals(device):
@@ -705,7 +705,7 @@ def test_what_takes_no_stand_in_gets_the_number(device):
     for a in RATES[:10]:
         assert torch.equal(f(values(device, 8), a), values(device, 8) * float(decimal.Decimal(a) * 2))
     if device.type == "cpu":  # a capture is undone whatever it raised
-        assert any("with a stand-in for a number" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+        assert any("when a stand-in was passed for a number" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
 
 
 @tells("number_saved")

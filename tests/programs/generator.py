@@ -439,7 +439,7 @@ def outcome(call, *args):
     try:
         return call(*args)
     except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
-        return LOST if "It cannot run again" in str(error) else (type(error).__name__, str(error)[:40])
+        return LOST if "The part cannot run again" in str(error) else (type(error).__name__, str(error)[:40])
 
 
 def first_tensor(result, x):

@@ -4,20 +4,13 @@ docs/footguns.md is the same table for users. A row is intended behaviour: a tes
 and that the advice of the page helps. What is merely wrong is a bug and belongs elsewhere.
 """
 
-import array
 import collections
-import configparser
 import contextlib
 import contextvars
 import copy
-import ctypes
-import dataclasses
 import functools
 import gc
 import io
-import multiprocessing
-import operator
-import os
 import pathlib
 import random
 import re
@@ -31,6 +24,7 @@ import torch
 from helpers import AUDITS_BY_DEFAULT, counters, in_threads, profiled, tells
 from torch._higher_order_ops import while_loop
 from torch.utils.checkpoint import checkpoint
+from unguarded import AMBIENT, IN_PLACE
 
 import cgt
 from cgt.make import trace
@@ -205,57 +199,6 @@ def test_generator_seeded_or_made_inside_runs_eagerly(device, how):
 
 
 # --- what is guarded, and what is not ------------------------------------------------------------
-
-
-def parser(values):
-    made = configparser.ConfigParser()
-    made["scale"] = {str(k): str(k) for k in values}
-    return made
-
-
-IN_PLACE = {
-    "set": (set, sum, lambda numbers: numbers.remove(2)),
-    "deque": (collections.deque, sum, lambda numbers: numbers.remove(2)),
-    "array": (functools.partial(array.array, "i"), sum, lambda numbers: numbers.remove(2)),
-    "ctypes": (lambda n: (ctypes.c_int * 2)(*n), sum, lambda numbers: numbers.__setitem__(1, 0)),
-    "Value": (lambda n: multiprocessing.Value("i", sum(n)), lambda v: v.value, lambda v: setattr(v, "value", 1)),
-    "configparser": (
-        parser, lambda c: sum(map(int, c["scale"].values())), lambda c: c.remove_option("scale", "2")
-    ),
-}  # fmt: skip
-
-
-@dataclasses.dataclass
-class Rates:
-    lr: float = 1.0
-
-
-RATES, STREAM, TIMES = Rates(), io.StringIO(), functools.partial(lambda x, by: x * by, by=1.0)
-RATE_OF = operator.attrgetter("lr")
-FACTOR = type("Meta", (type,), {"by": 1.0})("Factor", (), {})
-MADE = type("Made", (), {"__getattr__": lambda self, name: 1.0})()
-PLAIN = torch.nn.ParameterDict({"by": 1.0})
-
-
-def set_stream(k):
-    STREAM.seek(0)
-    STREAM.truncate()
-    STREAM.write(str(float(k)))
-
-
-AMBIENT = {
-    "directory": (lambda x: x * len(os.getcwd()), lambda k: os.chdir(["/", "/dev"][k > 1])),
-    "environment": (lambda x: x * float(os.environ["CGT_OF_A_TEST"]), lambda k: os.environ.update(CGT_OF_A_TEST=str(k))),
-    "sys.argv": (lambda x: x * float(sys.argv[-1]), lambda k: sys.argv.__setitem__(-1, str(k))),
-    "attribute of torch": (lambda x: x * torch.cgt_of_a_test, lambda k: setattr(torch, "cgt_of_a_test", k)),
-    "stream": (lambda x: x * float(STREAM.getvalue()), set_stream),
-    "partial": (lambda x: TIMES(x), lambda k: TIMES.__setstate__((TIMES.func, (), {"by": float(k)}, None))),
-    "astuple": (lambda x: x * dataclasses.astuple(RATES)[0], lambda k: setattr(RATES, "lr", float(k))),
-    "attrgetter": (lambda x: x * RATE_OF(RATES), lambda k: setattr(RATES, "lr", float(k))),
-    "metaclass": (lambda x: x * FACTOR.by, lambda k: setattr(type(FACTOR), "by", float(k))),
-    "__getattr__": (lambda x: x * MADE.by, lambda k: setattr(MADE, "by", 5.0) if k > 1 else vars(MADE).clear()),
-    "ParameterDict": (lambda x: x * sum(PLAIN.values()), lambda k: PLAIN.update({"by": float(k)})),
-}
 
 
 @footgun("State of libraries, or behind objects of C's, is noticed by the next audit")
@@ -780,6 +723,25 @@ def test_order_of_hooks(device):
     assert found == [found[0]] * 5  # each once, with the same gradients; the order may be another
 
 
+@footgun("A hook of several tensors belongs outside of the function")
+@pytest.mark.parametrize("inside", [True, False])
+def test_hook_of_several_tensors_that_the_function_leaves(device, inside):
+    def counts(wrap):
+        w, v, heard, found = ones(device).requires_grad_(), ones(device).requires_grad_(), [], []
+        listen = lambda x: torch.autograd.graph.register_multi_grad_hook([w, x], heard.append)  # noqa: E731
+        f = wrap(lambda x: (listen(x) if inside else None, x.detach() * w.detach())[1])
+        for _ in range(6):
+            h = v * 2
+            if not inside:  # instead
+                listen(h)
+            f(h)
+            (h * w).sum().backward()
+            found.append(len(heard))
+        return found
+
+    assert (counts(cgt.jit) == counts(lambda f: f)) is not (inside and device.type == "cuda")
+
+
 @footgun("Gradients that add up over several calls want `cgt.step()`")
 def test_gradients_that_add_up_replay_behind_a_step(device):
     def train(each):
@@ -1058,7 +1020,7 @@ def test_synchronize_while_another_thread_records(monkeypatch):
     monkeypatch.setattr(trace, "run", run)
     jitted = cgt.jit(lambda x: x + 1)
     assert firsts(jitted, ones("cuda")) == [2.0] * 6 and cgt.stats(jitted).replays == 3, (found, cgt.explain(jitted))
-    assert "another thread called what the driver forbids" in " ".join(cgt.stats(jitted).reasons)
+    assert "another thread called what CUDA forbids" in " ".join(cgt.stats(jitted).reasons)
     assert "captur" in found[0] and found[1] == "", found
 
 

@@ -83,7 +83,7 @@ def test_tensor_for_a_number_of_an_op(device, scaled):
     """As eager takes it, or refuses it."""
     makers = {
         "alpha": (lambda p, x, a: p.add_(x, alpha=a * 2), torch.tensor(0.5, device=device)),
-        "foreach": (lambda p, x, a: torch._foreach_add_([p, p], [x, x], alpha=-a), torch.tensor(0.5, device=device)),
+        "foreach": (lambda p, x, a: torch._foreach_add_([p[:2], p[2:]], [x[:2], x[2:]], alpha=-a), torch.tensor(0.5, device=device)),
         "addcmul": (lambda p, x, a: p.addcmul_(x, x, value=a + 1), torch.tensor(0.5, device=device, dtype=torch.float64)),
         "whole number": (lambda p, x, a: p.add_(x, alpha=a), torch.tensor(3, device=device)),
         "of a list": (lambda p, x, a: p.add_(x, alpha=a), torch.tensor([0.5], device=device)),

@@ -18,7 +18,7 @@ def test_rows_tell_what_became_of_a_function(device):
     how = "rebound, 1 told" if device.type == "cuda" else "rebound, 0 told"
     assert (moved.how, moved.records, moved.equal, moved.why) == (how, 1, True, "") and moved.replays >= 20
     assert (told.how, told.records, told.equal, told.why) == ("1 told", 1, True, "") and told.replays >= 20
-    assert (exact.how, exact.equal) == ("no op is given it", True) and "args[1] is looked at by more than ops" in exact.why
+    assert (exact.how, exact.equal) == ("no op is given it", True) and "args[1] is used for more than arithmetic and operations" in exact.why
 
 
 def test_what_is_not_equal_is_told(device):

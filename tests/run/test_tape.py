@@ -465,7 +465,7 @@ REFUSED = {
     "unsqueeze_ an argument": (
         lambda a: a.unsqueeze_(0).squeeze_(0) * 2,
         "aten.unsqueeze_",
-        "form without underscore",
+        "form without the underscore",
     ),
     "sparse": (lambda a: a.to_sparse().to_dense(), "aten._to_sparse", "Use a plain, dense tensor"),
     "numpy": (lambda a: float(a.numpy().sum()), "Tensor.numpy", "on the result"),
