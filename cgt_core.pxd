@@ -138,7 +138,7 @@ cpdef enum:                 # Form: what a kernel is given of a number
 
 cpdef enum:                 # PlaceKind
     DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY
-    NAMES_ABSENT                  # a dict, and a tuple of names of which none is there
+    NAMES_ABSENT            # a dict, and a tuple of names of which none is there
 
 cpdef enum:                 # PlaceGuard: places.guard: what must be as it was
     BY_IDENTITY             # the object
@@ -202,8 +202,6 @@ cdef struct Node:
     int32_t children            # of all functions
     int32_t depth               # of the parent, plus one
     uint64_t key                # of spec, ambient state and shapes: tells siblings apart at once
-    id_t pin_leaf               # a leaf whose address must be `pin`, for the same purpose; or NONE
-    char* pin
     int64_t used                # when it ran last; least recently used leaves are evicted
     uint64_t ambient[3]         # tensor_shim.h: ambient_now
     id_t at[N_PARTS]            # its slices: from row `at`

@@ -11,7 +11,7 @@ from cython.operator cimport dereference
 from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strstr
-from libc.math cimport copysign, cos, exp, fabs, floor, fmod, isfinite, log, pow, sin, sqrt, tan, tanh, trunc
+from libc.math cimport fabs, isfinite, pow, sqrt, trunc
 from libcpp.string cimport string
 from libcpp.unordered_map cimport unordered_map
 from libcpp.utility cimport pair
@@ -20,6 +20,8 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport usleep
 from cuda.bindings cimport cydriver as cu
 
+import math
+import operator
 import sys
 import types
 

@@ -8,18 +8,8 @@ cdef void backward_released(int path, int64_t step) noexcept:
 
 cdef bint group_spent(Table* t, Node* node, int32_t k, PyObject* x) noexcept:
     """Is x, which an autograd node saved, the last that holds memory of fresh output k?"""
-    cdef Out* first = node_out(t, node, k)
-    cdef int32_t j, uses = 1                # the row's own
-    cdef bint alias = True
-    if first.storage is NULL or tensor_storage(x) != first.storage: return False
-    for j in range(k, group_end(node, k, first)):
-        o = node_out(t, node, j)
-        if not in_group(o, j, k) or tensor_storage(o.tensor) != first.storage: continue
-        if out_is_held(o.tensor, 2 if o.tensor is x else 1, 0): return False
-        if o.tensor is x: alias = False
-        uses += 1
-    if alias and out_is_held(x, 1, 0): return False
-    return storage_count(first.storage) == uses + alias
+    cdef void* storage = node_out(t, node, k).storage
+    return storage is not NULL and tensor_storage(x) == storage and not group_held(t, node, k, NULL, False, x)
 
 cdef bint grad_spent(Table* t, id_t at, PyObject* x) noexcept:
     """Is x, a gradient, the last that holds its memory? That of the node which ran last, or nobody's."""

@@ -190,7 +190,7 @@ static PyObject* graphs_functions(PyObject* tensors, uint64_t since) {
   return list.release().ptr();
 }
 
-// Does autograd evaluate a node in this thread?
+// Does autograd evaluate a node in this thread? The caller waits for it, so it is no second user of the device.
 static inline int in_node() noexcept { return ag::get_current_node() != nullptr; }
 
 // --- the recorded graph ------------------------------------------------------------------------
@@ -560,7 +560,7 @@ struct Backward : ag::Node {
 
   ag::variable_list apply(ag::variable_list&& grads) override;
   PyObject* run(ag::variable_list&& grads);
-  PyObject* what_to_run_again();
+  PyObject* what_to_run_again(bool as_saved);
   void release_variables() override;
   std::string name() const override { return "CgtBackward"; }
   ~Backward() override {
@@ -570,10 +570,6 @@ struct Backward : ag::Node {
     Py_CLEAR(site);
   }
 };
-
-// In a thread of autograd's: the caller waits for it, so it is no second user of the device.
-static thread_local int backward_depth = 0;
-static inline int in_backward() noexcept { return backward_depth; }
 
 // What the last replay of a backward in this thread returned. Per tensor in it: the first one that is the
 // same tensor of the table's (often itself), or -1: a tensor of the call's.
@@ -620,15 +616,12 @@ static Version version_of(const at::Tensor& t) {
           impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr};
 }
 
-// The indices of tensors that were modified since they were saved: a list, or NULL if there are none.
-static PyObject* changed_since(PyObject* saved, const std::vector<Version>& versions) {
-  py::object changed;
-  for (size_t k = 0; k < versions.size(); ++k) {
-    if (version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) == versions[k]) continue;
-    if (!changed) changed = py::list();
-    py::reinterpret_borrow<py::list>(changed).append(k);
-  }
-  return changed.release().ptr();
+// The indices of tensors that were modified since they were saved.
+static std::vector<size_t> changed_since(PyObject* saved, const std::vector<Version>& versions) {
+  std::vector<size_t> changed;
+  for (size_t k = 0; k < versions.size(); ++k)
+    if (!(version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) == versions[k])) changed.push_back(k);
+  return changed;
 }
 
 void Backward::release_variables() {
@@ -819,10 +812,13 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   grads.clear();                    // the recording may reuse their memory
   PyObject* kwargs = nullptr;
   PyObject* mask = nullptr;
+  const std::vector<size_t> changed = changed_since(saved, versions);
   if (c10::GradMode::is_enabled() || wrapped) {
-    kwargs = Py_BuildValue("{s:N}", "again", what_to_run_again());
-  } else if (PyObject* changed = changed_since(saved, versions)) {
-    kwargs = Py_BuildValue("{s:N}", "changed", changed);
+    kwargs = Py_BuildValue("{s:N}", "again", what_to_run_again(changed.empty()));
+  } else if (!changed.empty()) {
+    py::list list;
+    for (size_t k : changed) list.append(k);
+    kwargs = Py_BuildValue("{s:O}", "changed", list.ptr());
   }
   ag::GraphTask* task = task_of(this);
   if (!task || task->keep_graph_) {
@@ -834,10 +830,8 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   PyTuple_SET_ITEM(args, 0, mask ? mask : Py_NewRef(Py_None));
   for (Py_ssize_t k = 0; k < n; ++k)
     PyTuple_SET_ITEM(args, 1 + m + k, Py_NewRef(PyTuple_GET_ITEM(saved, k)));
-  ++backward_depth;
   replayed.result = nullptr;
   PyObject* result = PyErr_Occurred() ? nullptr : PyObject_Call(site, args, kwargs);
-  --backward_depth;
   Py_DECREF(args);
   Py_XDECREF(kwargs);
   if (!result) throw_python();
@@ -845,22 +839,21 @@ PyObject* Backward::run(ag::variable_list&& grads) {
 }
 
 // (the call's tensors, those to which its gradients flow, how many of these get several contributions, `reached`). None
-// instead of a tensor that is gone or was modified; of all, if what the call saved was. NULL: an exception is set.
-PyObject* Backward::what_to_run_again() {
+// instead of a tensor that is gone or was modified; of all, if what the call saved was: not `as_saved`. NULL: an
+// exception is set.
+PyObject* Backward::what_to_run_again(bool as_saved) {
   std::vector<at::Tensor> given(inputs.size()), ends(num_outputs());
-  PyObject* changed = changed_since(saved, versions);
-  for (size_t k = 0; !changed && k < inputs.size(); ++k) {
+  for (size_t k = 0; as_saved && k < inputs.size(); ++k) {
     at::Tensor t(inputs[k].tensor.lock());
     if (t.defined() && version_of(t) == inputs[k].version) given[k] = t;
   }
   ag::edge_list edges = edges_of(given);
-  for (size_t k = 0; !changed && k < ends.size(); ++k) {
+  for (size_t k = 0; as_saved && k < ends.size(); ++k) {
     auto* leaf = dynamic_cast<ag::AccumulateGrad*>(next_edge(k).function.get());
     auto found = std::find(edges.begin(), edges.end(), next_edge(k));
     if (leaf) ends[k] = leaf->variable;
     else if (found != edges.end()) ends[k] = given[found - edges.begin()];
   }
-  Py_XDECREF(changed);
   auto listed = [](const std::vector<at::Tensor>& tensors) {
     PyObject* list = PyList_New(static_cast<Py_ssize_t>(tensors.size()));
     for (size_t k = 0; list && k < tensors.size(); ++k)

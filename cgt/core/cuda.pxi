@@ -149,11 +149,10 @@ cdef void cuda_relaxed(bint on) noexcept nogil:
 cdef void cuda_wait_aside(int device, void* stream) noexcept nogil:
     """For what the stream has now, in a thread of our own. Both calls may block for as long as another process likes:
     the first where the stream is full."""
-    cdef OnDevice here
+    cdef OnDevice here = on_device(device)
     cdef cu.CUevent event = NULL
     cdef unsigned int flags = (cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING
                                | cu.CUevent_flags_enum.CU_EVENT_BLOCKING_SYNC)
-    here.go(device)
     cuda_thread_ready(device)
     cuda_relaxed(True)              # others may be capturing, and need not notice
     if cuda_capturing(stream) or cu.cuEventCreate(&event, flags) != 0: return
@@ -221,10 +220,9 @@ cdef inline void* stream_on(Recording* r, int device) noexcept nogil:
 cdef int cuda_record_event(void** event, int device, void* stream) except? RAISES nogil:
     """Record an event, made at the first time, behind what a stream has now. (Each GPU's default stream is the null
     stream: which is current says whose.)"""
-    cdef OnDevice here
+    cdef OnDevice here = on_device(device)
     cdef cu.CUevent made = NULL
     cdef int code = 0
-    here.go(device)
     if event[0] is NULL:
         code = cu.cuEventCreate(&made, cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING)
         event[0] = <void*>made
@@ -241,8 +239,7 @@ cdef int cuda_follow(void** event, int device, void* stream, int other, void* be
 cdef void cuda_leave_stream(Path* p) noexcept nogil:
     """Whose stream it is that the last launch is on may destroy it from here on. Where no event can be recorded, the
     launch is over when this returns, and nobody needs one."""
-    cdef OnDevice here
-    here.go(p.device)
+    cdef OnDevice here = on_device(p.device)
     if cuda_record_event(&p.event, p.device, p.last_stream): cu.cuCtxSynchronize()
     p.fleeting, p.event_only = 0, 1
 
@@ -255,8 +252,7 @@ cdef int spread_meet(Spread* s, int32_t n, bint captured, int device, void* stre
     cdef int code = 0
     for k in range(n):
         b = &s.others[k]
-        if code == 0:
-            code = cuda_follow(&b.event, b.device, stream_there(b, captured), device, stream)
+        if code == 0: code = cuda_follow(&b.event, b.device, stream_there(b, captured), device, stream)
     return code
 
 cdef int spread_part(Spread* s, int32_t n, bint captured, int device, void* stream) except? RAISES nogil:
@@ -264,8 +260,7 @@ cdef int spread_part(Spread* s, int32_t n, bint captured, int device, void* stre
     cdef int code = 0
     for k in range(n):
         b = &s.others[k]
-        if code == 0:
-            code = cuda_follow(&s.event, device, stream, b.device, stream_there(b, captured))
+        if code == 0: code = cuda_follow(&s.event, device, stream, b.device, stream_there(b, captured))
     return code
 
 cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device) except? RAISES nogil:
@@ -288,16 +283,14 @@ cdef void pools_end(Recording* r) noexcept:
     r.pool_open = 0
 
 cdef int pool_restore(int device, CudaPool* pool, void* state, const vector[void*]& live) except? RAISES:
-    cdef OnDevice here
-    here.go(device)
+    cdef OnDevice here = on_device(device)
     return 0 if cuda_pool_restore(pool, state, live) else ERROR_FOREIGN_MEMORY
 
 cdef int cuda_restore(Recording* r, void* state, const vector[void*]& live) except? RAISES:
     return pool_restore(r.device, r.pool, state, live)
 
 cdef int cuda_resume(Recording* r) except? RAISES:
-    cdef OnDevice here
-    here.go(r.device)
+    cdef OnDevice here = on_device(r.device)
     if r.capturing: return 0
     # Thread-local: other threads may go on allocating and synchronizing while we record.
     code = cu.cuStreamBeginCapture(
@@ -340,11 +333,10 @@ cdef inline unsigned int copy_blocks(Patch* p) noexcept nogil:
     return <unsigned int>(n if n < COPY_BLOCKS else COPY_BLOCKS)
 
 cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(tensor_device(to))
     cdef CopyArgs a
     cdef void* stream = stream_on(r, tensor_device(to))
     p.device = tensor_device(to)
-    here.go(p.device)
     copy_args(p, &a)
     if copied_by_kernel(p):
         code = cu.cuLaunchKernel(COPY_KERNEL[p.device], copy_blocks(p), 1, 1, COPY_THREADS, 1, 1, 0, cu_stream(stream),
@@ -356,42 +348,38 @@ cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
 
 cdef int cuda_feed(Patch* p, const void* source, void* stream) except? RAISES nogil:
     # The driver has read ordinary memory when it returns. What is page-locked it reads later.
-    cdef OnDevice here
+    cdef OnDevice here = on_device(p.device)
     cdef unsigned int memory = 0
-    here.go(p.device)
     code = cu.cuMemcpyHtoDAsync(<cu.CUdeviceptr><uintptr_t>p.to, source, p.nbytes, cu_stream(stream))
     if code or not p.told[1]: return code
     if cu.cuPointerGetAttribute(&memory, cu.CUpointer_attribute_enum.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             <cu.CUdeviceptr><uintptr_t>source) != 0: return 0       # the driver does not know it
     return cu.cuStreamSynchronize(cu_stream(stream))
 
-cdef int cuda_load_kernels(int device) except? RAISES:
+cdef int kernel_load(cu.CUfunction* kernels, int device, const char* ptx, const char* name) except? RAISES:
     """Once per device; before a capture, since loading is not capturable."""
     cdef OnDevice here
     cdef cu.CUmodule module = NULL
+    if kernels[device] is not NULL: return 0
+    here.go(device)
+    code = cu.cuModuleLoadData(&module, <const void*>ptx)
+    return code if code else cu.cuModuleGetFunction(&kernels[device], module, name)
+
+cdef int cuda_load_kernels(int device) except? RAISES:
     cdef int version = 0, code = cu.cuDriverGetVersion(&version)
     if code == 0 and version < OLDEST: code = ERROR_OLD_DRIVER
-    if code or WORDS_KERNEL[device] is not NULL: return code
-    here.go(device)
-    code = cu.cuModuleLoadData(&module, <const void*>KERNELS_PTX)
-    if code == 0: code = cu.cuModuleGetFunction(&COPY_KERNEL[device], module, b"cgt_copy")
-    return code if code else cu.cuModuleGetFunction(&WORDS_KERNEL[device], module, b"cgt_words")
+    if code == 0: code = kernel_load(COPY_KERNEL, device, KERNELS_PTX, b"cgt_copy")
+    return code if code else kernel_load(WORDS_KERNEL, device, KERNELS_PTX, b"cgt_words")
 
 cdef int cuda_decide_kernel(int device) except? RAISES:
     """The same for the kernel of conditional nodes, where the driver knows those."""
-    cdef OnDevice here
-    cdef cu.CUmodule module = NULL
     cdef int version = 0, code = cu.cuDriverGetVersion(&version)
-    if code or version < HAS_ELSE or DECIDE_KERNEL[device] is not NULL: return code
-    here.go(device)
-    code = cu.cuModuleLoadData(&module, <const void*>DECIDE_PTX)
-    return code if code else cu.cuModuleGetFunction(&DECIDE_KERNEL[device], module, b"cgt_decide")
+    return code if code or version < HAS_ELSE else kernel_load(DECIDE_KERNEL, device, DECIDE_PTX, b"cgt_decide")
 
 cdef int cuda_words(Recording* r, Patch* p) except? RAISES:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(p.device)
     cdef void* params[3]
     cdef void* stream = stream_on(r, p.device)
-    here.go(p.device)
     params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
     code = cu.cuLaunchKernel(WORDS_KERNEL[p.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
     if code == 0: p.handle = <void*><uintptr_t>last_nodes(stream)[0]
@@ -453,11 +441,10 @@ cdef int capture_end(Recording* r, cu.CUgraph* graph) except? RAISES:
     return joined if joined else code
 
 cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISES:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(r.device)
     cdef cu.CUgraph graph = NULL
     cdef int32_t n = 0
     cdef bint draws = False
-    here.go(r.device)
     code = capture_end(r, &graph)
     pools_end(r)
     r.graph = <void*>graph
@@ -475,18 +462,16 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISE
     return code
 
 cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) except? RAISES:
-    cdef OnDevice here
-    here.go(tensor_device(x))
+    cdef OnDevice here = on_device(tensor_device(x))
     return cu.cuMemcpyDtoHAsync(<void*>to, <cu.CUdeviceptr><uintptr_t>tensor_ptr(x), nbytes,
         cu_stream(stream_on(r, tensor_device(x))))
 
 cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     """The pool stays open: what the segment holds is there for the next one."""
-    cdef OnDevice here
+    cdef OnDevice here = on_device(r.device)
     cdef cu.CUgraph graph = NULL
     cdef cu.CUgraphExec exec_ = NULL
     cdef int32_t n = 0
-    here.go(r.device)
     code = capture_end(r, &graph)
     read.graph = <void*>graph
     if code == 0: code = cuda_thin(&TABLE.rec_vain)
@@ -499,15 +484,13 @@ cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     return code
 
 cdef int cuda_wait(void* stream, int device) except? RAISES nogil:
-    cdef OnDevice here
-    here.go(device)
+    cdef OnDevice here = on_device(device)
     return cu.cuStreamSynchronize(cu_stream(stream))
 
 cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? RAISES:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(r.device)
     cdef void* params[2]
     cdef char* at = tensor_ptr(pred)
-    here.go(r.device)
     params[0], params[1] = &at, &condition
     return cu.cuLaunchKernel(DECIDE_KERNEL[r.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
 
@@ -545,17 +528,15 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? 
         cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
 
 cdef int cuda_enter(Recording* r, void* body, void* stream) except? RAISES:
-    cdef OnDevice here
-    here.go(r.device)
+    cdef OnDevice here = on_device(r.device)
     return cu.cuStreamBeginCaptureToGraph(
         cu_stream(stream), <cu.CUgraph>body, NULL, NULL, 0,
         cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
 
 cdef int cuda_leave(Recording* r, void* body, void* stream) except? RAISES:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(r.device)
     cdef cu.CUgraph graph = NULL
     cdef int32_t n = 0
-    here.go(r.device)
     if not cuda_joined(stream): return 0                 # it never began
     code = cu.cuStreamEndCapture(cu_stream(stream), &graph)
     if code == 0: code = cuda_vet(<cu.CUgraph>body, &n)
@@ -586,8 +567,7 @@ cdef vector[void*] made_on(int device, list tensors) except *:
 cdef int cuda_checkpoint(Recording* r, list made, list outs, list early, const vector[void*]& live) except? RAISES:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
     until a restore finds that nobody holds them."""
-    cdef OnDevice here
-    here.go(r.device)
+    cdef OnDevice here = on_device(r.device)
     for j in range(r.spread.n if r.spread is not NULL else 0):
         b = &r.spread.others[j]
         if not cuda_pool_checkpoint(b.pool, made_on(b.device, outs), &b.state): return ERROR_FOREIGN_MEMORY
@@ -596,9 +576,8 @@ cdef int cuda_checkpoint(Recording* r, list made, list outs, list early, const v
     return 0
 
 cdef void cuda_abort(Recording* r) noexcept:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(r.device)
     cdef cu.CUgraph graph = NULL
-    here.go(r.device)
     if r.capturing:
         cu.cuStreamEndCapture(cu_stream(r.stream), &graph)     # also clears an invalidated capture
         if graph is not NULL: cu.cuGraphDestroy(graph)
@@ -646,9 +625,8 @@ cdef int kernel_set(void* exec_, Patch* p, cu.CUfunction kernel, unsigned int bl
     return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
 
 cdef int copy_set(void* exec_, Patch* p, cu.CUDA_MEMCPY3D* move) except? RAISES nogil:
-    cdef OnDevice here
+    cdef OnDevice here = on_device(p.device)
     cdef cu.CUcontext context = NULL
-    here.go(p.device)
     code = cu.cuCtxGetCurrent(&context)
     return code if code else cu.cuGraphExecMemcpyNodeSetParams(
         <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, move, context)
@@ -838,9 +816,13 @@ cdef list cuda_nodes(Recording* r, size_t first=0):
     check(CUDA, nodes_of(cuda_graph(r), &nodes), CALL_CUT)
     return [<uintptr_t>nodes[k] for k in range(first, nodes.size())]
 
+cdef list cuda_streams(Recording* r):
+    """Those that are captured: its own, then those of other GPUs."""
+    return [<uintptr_t>r.stream] + [<uintptr_t>r.spread.others[k].stream for k in range(r.spread_open)]
+
 cdef list cuda_mark_here(Recording* r):
-    """For the stream and those of other GPUs: the nodes behind which its next one will stand."""
-    return [last_nodes(r.stream)] + [last_nodes(r.spread.others[k].stream) for k in range(r.spread_open)]
+    """For each of these streams: the nodes behind which its next one will stand."""
+    return [last_nodes(<void*><uintptr_t>stream) for stream in cuda_streams(r)]
 
 cdef list last_nodes(void* stream):
     """Behind which the capturing stream's next one will stand."""
@@ -852,17 +834,14 @@ cdef list last_nodes(void* stream):
 
 cdef int cuda_back(Recording* r, list marks) except -1:
     """What these streams capture next comes behind these nodes, whatever they captured since."""
-    cdef int32_t k
-    stream_back(r.stream, marks[0])
-    for k in range(r.spread_open): stream_back(r.spread.others[k].stream, marks[1 + k])
-    return 0
-
-cdef int stream_back(void* stream, list mark) except -1:
     cdef Nodes nodes
-    for node in mark: nodes.push_back(<cu.CUgraphNode><uintptr_t>node)
-    return check(CUDA, cu.cuStreamUpdateCaptureDependencies(
-        cu_stream(stream), nodes.data(), NULL, nodes.size(),
-        cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES), CALL_CUT)
+    for stream, mark in zip(cuda_streams(r), marks):
+        nodes.clear()
+        for node in mark: nodes.push_back(<cu.CUgraphNode><uintptr_t>node)
+        check(CUDA, cu.cuStreamUpdateCaptureDependencies(
+            <cu.CUstream><uintptr_t>stream, nodes.data(), NULL, nodes.size(),
+            cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES), CALL_CUT)
+    return 0
 
 cdef int cuda_thin(vector[void*]* vain) except? RAISES:
     """Take out nodes that were captured to look at, the last one first. Nothing stands behind them."""
@@ -884,8 +863,7 @@ cdef int cuda_order(Path* p, int device, void* stream) except? RAISES nogil:
     return cuda_follow(&p.event, p.device, p.last_stream, device, stream)
 
 cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil:
-    cdef OnDevice here
-    here.go(device)
+    cdef OnDevice here = on_device(device)
     return cu.cuMemcpyDtoDAsync(
         <cu.CUdeviceptr><uintptr_t>to, <cu.CUdeviceptr><uintptr_t>source, nbytes,
         cu_stream(cuda_current_stream(device)))

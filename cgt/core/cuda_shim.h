@@ -42,18 +42,27 @@ class OnDevice {
   int before = -1;
 
  public:
+  OnDevice() = default;
+  OnDevice(OnDevice&& other) noexcept : before(std::exchange(other.before, -1)) {}
+  OnDevice& operator=(OnDevice&& other) noexcept {
+    std::swap(before, other.before);
+    return *this;
+  }
+  ~OnDevice() {
+    if (before >= 0) c10::cuda::set_device(static_cast<c10::DeviceIndex>(before));
+  }
   void go(int device) noexcept {
     const int now = gpu_now ? gpu_now() : device;
     if (now == device) return;
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
     before = now;
   }
-  void back() noexcept {
-    if (before >= 0) c10::cuda::set_device(static_cast<c10::DeviceIndex>(before));
-    before = -1;
-  }
-  ~OnDevice() { back(); }
 };
+static inline OnDevice on_device(int device) noexcept {
+  OnDevice there;
+  there.go(device);
+  return there;
+}
 
 // The device's current stream from now on; the current device stays. (Python's torch.cuda.set_stream changes both.)
 static inline void cuda_set_stream(int64_t id, int device) {
@@ -454,8 +463,8 @@ static inline bool cuda_stream_lasts(int) noexcept { return true; }
 static inline int cuda_see_gpus() noexcept { return 0; }
 struct OnDevice {
   void go(int) noexcept {}
-  void back() noexcept {}
 };
+static inline OnDevice on_device(int) noexcept { return {}; }
 static inline void cuda_thread_ready(int) noexcept {}
 [[noreturn]] static void cuda_absent() { throw std::runtime_error("cgt was built against a CPU torch"); }
 static inline void cuda_set_stream(int64_t, int) { cuda_absent(); }

@@ -50,23 +50,14 @@ static int dict_changed(PyDict_WatchEvent event, PyObject* d, PyObject* key, PyO
   return 0;
 }
 static inline int dict_watch_start() {
-  if (dict_watcher < 0) dict_watcher = PyDict_AddWatcher(dict_changed);
-  if (dict_watcher < 0) PyErr_Clear();  // all eight taken: every place is compared at each call
+  // Python 3.13.0 does not tell of attributes (github.com/python/cpython/issues/125608).
+  const bool tells = Py_Version >> 8 != 0x030D00;
+  if (dict_watcher < 0 && tells) dict_watcher = PyDict_AddWatcher(dict_changed);
+  if (dict_watcher < 0) PyErr_Clear();  // or all eight are taken: every place is compared at each call
   return dict_watcher >= 0;
 }
-// Python 3.13.0 tells of no attribute that is stored in an object of which `d` shows the values
-// (github.com/python/cpython/issues/125608). A key that is no string parts the two, and there it does.
-static inline int dict_part(PyObject* d) {
-#if PY_VERSION_HEX < 0x030E0000
-  if (Py_Version >> 8 != 0x030D00 || !reinterpret_cast<PyDictObject*>(d)->ma_values) return 0;
-  if (PyDict_SetItem(d, Py_None, Py_None) < 0) return -1;
-  return PyDict_DelItem(d, Py_None);
-#else
-  return 0;
-#endif
-}
 static inline int dict_watch(PyObject* d) {
-  if (dict_watcher < 0 || dict_part(d) < 0 || PyDict_Watch(dict_watcher, d) < 0) {
+  if (dict_watcher < 0 || PyDict_Watch(dict_watcher, d) < 0) {
     PyErr_Clear();
     return 0;
   }

@@ -80,26 +80,21 @@ cdef inline int fault(int call) noexcept nogil:
     FAULT.call = NONE
     return FAULT.code
 
+ERRORS = {
+    ERROR_HOST_MEMORY: "the graph would read host memory that may be gone at the next replay",
+    ERROR_FOREIGN_MEMORY: "something that is not a tensor of the function keeps memory that was allocated in it",
+    ERROR_MEMORY_NODES: "the graph would allocate memory by itself",
+    ERROR_HOST_FUNCTION: "the graph would call a function of the host, whose data may be gone at the next replay",
+    ERROR_OLD_DRIVER: f"the driver is older than CUDA {OLDEST // 1000}.{OLDEST % 1000 // 10}",
+}
+
 class DriverError(RuntimeError):
     """Facts of a failed driver call: (code, name, call). dispatch.py makes the sentence."""
 
 cdef int fail(int driver, int code, int call) except -1:
     """Raise what this code tells, or the exception that is set."""
     if PyErr_Occurred() is not NULL: return -1
-    if code == ERROR_HOST_MEMORY:
-        name = "the graph would read host memory that may be gone at the next replay"
-    elif code == ERROR_FOREIGN_MEMORY:
-        name = "something that is not a tensor of the function keeps memory that was allocated in it"
-    elif code == ERROR_MEMORY_NODES:
-        name = "the graph would allocate memory by itself"
-    elif code == ERROR_HOST_FUNCTION:
-        name = "the graph would call a function of the host, whose data may be gone at the next replay"
-    elif code == ERROR_OLD_DRIVER:
-        name = f"the driver is older than CUDA {OLDEST // 1000}.{OLDEST % 1000 // 10}"
-    elif driver == CUDA:
-        name = cuda_error_name(code)
-    else:
-        name = f"host driver error {code}"
+    name = ERRORS.get(code) or (cuda_error_name(code) if driver == CUDA else f"host driver error {code}")
     raise DriverError(code, name, CALL_NAMES[call])
 
 cdef inline int check(int driver, int code, int call) except -1:

@@ -26,7 +26,7 @@ cdef int host_cut(Recording* r, Read* read) noexcept:
     r.exec = tape_after(r.exec)
     return 0
 
-cdef int host_resume(Recording* r) noexcept: return 0
+cdef int host_nothing(Recording* r) noexcept: return 0          # of resume and instantiate
 
 cdef int host_wait(void* stream, int device) noexcept nogil: return 0
 
@@ -48,8 +48,6 @@ cdef int host_decide(Recording* r, uint64_t condition, PyObject* pred, void* str
 cdef int host_end(Recording* r, Patch* patches, int32_t n) noexcept:
     r.n_graph_nodes = tape_length(r.exec)
     return 0
-
-cdef int host_instantiate(Recording* r) noexcept: return 0
 
 cdef int host_checkpoint(Recording* r, list made, list outs, list early, const vector[void*]& live) except? RAISES:
     tape_plan(r.exec, made, outs, early, live)
@@ -95,9 +93,9 @@ cdef void host_destroy(void* graph, void* exec_, CudaPool* pool, void* state) no
     if exec_ is not NULL: tape_free(exec_)
 
 DRIVERS[HOST] = Driver(
-    host_restore, host_begin, host_copy, NULL, host_words, host_spend, host_fetch, host_cut, host_resume, host_wait,
+    host_restore, host_begin, host_copy, NULL, host_words, host_spend, host_fetch, host_cut, host_nothing, host_wait,
     host_fork, host_enter, host_leave, host_decide,
-    host_end, host_instantiate, host_checkpoint, host_abort, host_launch, host_patch, host_scalar,
+    host_end, host_nothing, host_checkpoint, host_abort, host_launch, host_patch, host_scalar,
     host_word_done, host_word_free, host_bind,
     host_order, host_stream, host_move, host_rescue,
     host_destroy)

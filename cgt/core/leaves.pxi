@@ -19,16 +19,9 @@ cdef inline int plain_same(PyObject* a, PyObject* b) except -1:
         x = PyFloat_AS_DOUBLE(a)
         y = PyFloat_AS_DOUBLE(b)
         return memcmp(&x, &y, sizeof(double)) == 0
-    if Py_TYPE_(a) == COMPLEX_TYPE:
-        x = PyComplex_RealAsDouble(a)
-        y = PyComplex_RealAsDouble(b)
-        if memcmp(&x, &y, sizeof(double)) != 0: return 0
-        x = PyComplex_ImagAsDouble(a)
-        y = PyComplex_ImagAsDouble(b)
-        return memcmp(&x, &y, sizeof(double)) == 0
     if Py_TYPE_(a) == INT_TYPE or Py_TYPE_(a) == STR_TYPE or Py_TYPE_(a) == BYTES_TYPE:
         return PyObject_RichCompareBoolX(a, b, Py_EQ)
-    return SAME_VALUE[0](<object>a, <object>b)      # ranges, slices, tuples, numpy scalars, enums ...
+    return SAME_VALUE[0](<object>a, <object>b)      # complex, ranges, slices, tuples, enums ...
 
 cdef inline bint number_fits(PyObject* x) noexcept:
     """Can C compute with this float or int? (live.MOST)"""

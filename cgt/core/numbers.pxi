@@ -2,8 +2,8 @@
 # its ops is a row of steps (live.py wrote them down); a hit takes today's numbers, does these steps as Python does, and
 # tells the graph. A comparison is a step whose outcome the recording is for.
 #
-# Only what C does bit for bit as Python is done here: IEEE 754 arithmetic in 64 bits, and libm's pow, which Python
-# calls. What Python would raise for, or answer with a longer integer, is a miss: then Python does it.
+# What most programs compute C does bit for bit as Python: IEEE 754 arithmetic in 64 bits, and libm's pow, which Python
+# calls, too. All else Python is asked. What it raises for, or answers with a longer integer, is a miss.
 
 cdef inline int number_set(Number* r, Bits now) noexcept nogil:
     """Today's number: 1 if it is the same as before, else 2."""
@@ -45,76 +45,28 @@ cdef inline bint whole_fits(Number* r) noexcept nogil: return r.is_float or -EXA
 
 cdef inline double as_float(Number* r) noexcept nogil: return r.now.f if r.is_float else <double>r.now.i
 
-cdef bint number_raise(Number* r, Number* a, Number* b) noexcept nogil:
-    """a ** b, where Python's answer is pow's."""
-    cdef int64_t base, result = 1, k
-    if not (a.is_float or b.is_float) and b.now.i >= 0:
-        base, k = a.now.i, b.now.i
-        while k:
-            if k & 1 and not product_fits(result, base, &result): return False
-            k >>= 1
-            if k and not product_fits(base, base, &base): return False
-        r.now.i = result
-        return not r.is_float
-    if not (whole_fits(a) and whole_fits(b)) or not r.is_float: return False
-    x, y = as_float(a), as_float(b)
-    if not (isfinite(x) and isfinite(y)) or (x == 0 and y < 0) or (x < 0 and y != floor(y)): return False
-    r.now.f = pow(x, y)
-    return isfinite(r.now.f)
+cdef inline bint compared(int op, double x, double y) noexcept nogil:
+    return (x < y if op == LESS else x <= y if op == AT_MOST else x == y if op == SAME_AS
+            else x != y if op == OTHER_THAN else x > y if op == MORE else x >= y)
 
-cdef bint number_part(Number* r, Number* a, Number* b) noexcept nogil:
-    """a // b or a % b: Python's rest has the sign of b."""
-    cdef double x, y, rest, whole
-    cdef int64_t q, m
-    if not r.is_float:
-        if b.now.i == 0 or (b.now.i == -1 and a.now.i == -<int64_t>0x7fffffffffffffff - 1): return False
-        q = c_div(a.now.i, b.now.i)
-        m = a.now.i - q * b.now.i
-        if m != 0 and (m < 0) != (b.now.i < 0):
-            q -= 1
-            m += b.now.i
-        r.now.i = q if r.op == FLOORED else m
-        return True
-    if not (whole_fits(a) and whole_fits(b)): return False
-    x, y = as_float(a), as_float(b)
-    if y == 0 or not (isfinite(x) and isfinite(y)): return False
-    rest = fmod(x, y)
-    whole = (x - rest) / y
-    if rest != 0:
-        if (y < 0) != (rest < 0):
-            rest += y
-            whole -= 1.0
-    else:
-        rest = copysign(0.0, y)
-    if r.op == REMAINDER:
-        r.now.f = rest
-        return True
-    if whole != 0:
-        r.now.f = floor(whole)
-        if whole - r.now.f > 0.5: r.now.f += 1.0
-    else:
-        r.now.f = copysign(0.0, x / y)
-    return isfinite(r.now.f)
+cdef dict IN_PYTHON = {
+    ADDED: operator.add, SUBTRACTED: operator.sub, MULTIPLIED: operator.mul, DIVIDED: operator.truediv,
+    FLOORED: operator.floordiv, REMAINDER: operator.mod, RAISED: operator.pow, NEGATED: operator.neg,
+    ABSOLUTE: operator.abs, AS_FLOAT: float, AS_INT: int, ROOT: math.sqrt, EXPONENTIAL: math.exp, LOGARITHM: math.log,
+    SINE: math.sin, COSINE: math.cos, TANGENT: math.tan, HYPERBOLIC: math.tanh, LESS: operator.lt,
+    AT_MOST: operator.le, SAME_AS: operator.eq, OTHER_THAN: operator.ne, MORE: operator.gt, AT_LEAST: operator.ge}
 
-cdef inline int64_t c_div(int64_t a, int64_t b) noexcept nogil:
-    """Towards zero; b is not 0, and the quotient fits."""
-    return a // b
-
-cdef bint number_compare(Number* r, Number* a, Number* b) noexcept nogil:
-    cdef int order          # of a to b: -1, 0, 1; 2: none
-    if a.is_float or b.is_float:
-        if not (whole_fits(a) and whole_fits(b)): return False
-        x, y = as_float(a), as_float(b)
-        order = -1 if x < y else 1 if x > y else 0 if x == y else 2
-    else:
-        order = -1 if a.now.i < b.now.i else 1 if a.now.i > b.now.i else 0
-    if r.op == LESS: r.now.i = order == -1
-    elif r.op == AT_MOST: r.now.i = order == -1 or order == 0
-    elif r.op == SAME_AS: r.now.i = order == 0
-    elif r.op == OTHER_THAN: r.now.i = order != 0
-    elif r.op == MORE: r.now.i = order == 1
-    else: r.now.i = order == 1 or order == 0
-    return True
+cdef bint number_ask(Table* t, id_t n, id_t k) noexcept:
+    """Step k of node n, as Python does it. That makes objects, so a finalizer may come to run."""
+    cdef Number* r = node_number(t, node_row(t, n), k)
+    cdef int op = r.op
+    x, y = number_value(node_number(t, node_row(t, n), r.a)), number_value(node_number(t, node_row(t, n), r.b))
+    try:
+        value = IN_PYTHON[op](x) if NEGATED <= op <= HYPERBOLIC else IN_PYTHON[op](x, y)
+        if op >= LESS: value = int(value)
+        return number_take(node_number(t, node_row(t, n), k), <PyObject*>value) != 0
+    except (ArithmeticError, ValueError):
+        return False
 
 cdef bint number_look_up(Number* r, Number* a) noexcept nogil:
     """The table's entry, counted from the end if the index is negative."""
@@ -123,54 +75,32 @@ cdef bint number_look_up(Number* r, Number* a) noexcept nogil:
     memcpy(&r.now, r.table + 8 * k, 8)
     return True
 
-cdef bint number_function(Number* r, Number* a) noexcept nogil:
-    """What libm says, whom Python's math asks, too."""
-    if not whole_fits(a): return False
-    x = as_float(a)
-    if not isfinite(x) or (r.op == ROOT and x < 0) or (r.op == LOGARITHM and x <= 0): return False
-    if r.op == ROOT: r.now.f = sqrt(x)
-    elif r.op == EXPONENTIAL: r.now.f = exp(x)
-    elif r.op == LOGARITHM: r.now.f = log(x)
-    elif r.op == SINE: r.now.f = sin(x)
-    elif r.op == COSINE: r.now.f = cos(x)
-    elif r.op == TANGENT: r.now.f = tan(x)
-    else: r.now.f = tanh(x)
-    return isfinite(r.now.f)
-
-cdef bint number_step(Number* r, Number* a, Number* b) noexcept nogil:
-    """One step from its operands; False: C cannot tell."""
-    if r.op >= LESS: return number_compare(r, a, b)
-    if r.op == RAISED: return number_raise(r, a, b)
-    if r.op == FLOORED or r.op == REMAINDER: return number_part(r, a, b)
+cdef bint number_step(Table* t, id_t n, id_t k) noexcept:
+    """Step k of node n from its operands; False: Python raises, or C cannot hold what it answers."""
+    cdef Number* r = node_number(t, node_row(t, n), k)
+    cdef Number* a = node_number(t, node_row(t, n), r.a)
+    cdef Number* b = node_number(t, node_row(t, n), r.b)
+    cdef double x = as_float(a), y = as_float(b), z
     if r.op == LOOKED_UP: return number_look_up(r, a)
-    if r.op == AS_FLOAT:
-        if not whole_fits(a): return False
-        r.now.f = as_float(a)
-        return True
-    if r.op == AS_INT:
-        if a.is_float and not -EXACT <= a.now.f <= EXACT: return False
-        r.now.i = <int64_t>trunc(a.now.f) if a.is_float else a.now.i
-        return True
     if r.op == ROUNDED:
-        r.now.f = <double><float>as_float(a)
+        r.now.f = <double><float>x
         return whole_fits(a) and isfinite(r.now.f)
-    if ROOT <= r.op <= HYPERBOLIC: return number_function(r, a)
-    if r.op == NEGATED or r.op == ABSOLUTE:
-        if r.is_float: r.now.f = -a.now.f if r.op == NEGATED else fabs(a.now.f)
-        elif r.op == NEGATED or a.now.i < 0: return difference_fits(0, a.now.i, &r.now.i)
-        else: r.now.i = a.now.i
-        return True
-    if not r.is_float:
-        if r.op == ADDED: return sum_fits(a.now.i, b.now.i, &r.now.i)
-        if r.op == SUBTRACTED: return difference_fits(a.now.i, b.now.i, &r.now.i)
-        return product_fits(a.now.i, b.now.i, &r.now.i)
-    if not (whole_fits(a) and whole_fits(b)): return False
-    x, y = as_float(a), as_float(b)
-    if r.op == ADDED: r.now.f = x + y
-    elif r.op == SUBTRACTED: r.now.f = x - y
-    elif r.op == MULTIPLIED: r.now.f = x * y
-    elif y == 0: return False
-    else: r.now.f = x / y
+    if not (whole_fits(a) and whole_fits(b)): return number_ask(t, n, k)
+    if r.op == ADDED: z = x + y
+    elif r.op == SUBTRACTED: z = x - y
+    elif r.op == MULTIPLIED: z = x * y
+    elif r.op == DIVIDED and y != 0: z = x / y
+    elif r.op == RAISED and r.is_float and x > 0: z = pow(x, y)
+    elif r.op == NEGATED: z = -x
+    elif r.op == ABSOLUTE: z = fabs(x)
+    elif r.op == AS_FLOAT: z = x
+    elif r.op == AS_INT: z = trunc(x)
+    elif r.op == ROOT and x >= 0: z = sqrt(x)
+    elif r.op >= LESS: z = compared(r.op, x, y)
+    else: return number_ask(t, n, k)
+    if r.is_float and isfinite(z): r.now.f = z
+    elif not r.is_float and -EXACT <= z <= EXACT: r.now.i = <int64_t>z
+    else: return number_ask(t, n, k)
     return True
 
 cdef int32_t numbers_meet(Table* t, id_t n, id_t s, PyObject** leaves) except -2:
@@ -199,18 +129,19 @@ cdef int32_t numbers_meet(Table* t, id_t n, id_t s, PyObject** leaves) except -2
 cdef int32_t numbers_do(Table* t, id_t n, id_t after) noexcept:
     """All steps that are known behind this read, or before the first: NONE, or the first with which the recording
     cannot be."""
-    cdef Node* node = node_row(t, n)
-    cdef Number* first = node_number(t, node, 0)
     cdef int32_t k
-    for k in range(node.len[NUMBERS]):
-        r = first + k
+    for k in range(node_row(t, n).len[NUMBERS]):
+        r = node_number(t, node_row(t, n), k)
         if r.after != after: continue
-        if r.op > EQUALS and r.op != AT_READ and not number_step(r, first + r.a, first + r.b): return k
+        if r.op > EQUALS and r.op != AT_READ and not number_step(t, n, k): return k
+        r = node_number(t, node_row(t, n), k)
         if r.must and r.now.word != r.want: return k
+    node = node_row(t, n)
     for k in range(node.len[PATCHES] if path_row(t, node.path).driver == CUDA else 0):
         p = node_patch(t, node, k)
-        if p.kind == SCALAR and first[p.number].after == after and not form_fits(p.part, first + p.number):
-            return p.number
+        if p.kind != SCALAR: continue
+        r = node_number(t, node, p.number)
+        if r.after == after and not form_fits(p.part, r): return p.number
     return NONE
 
 cdef bint number_comes(Table* t, id_t n, id_t read, Driver* d) except -1:

@@ -1,4 +1,4 @@
-// Numbers of a call (numbers.pxi): what C has no operator for, and what a kernel is given of one.
+// Numbers of a call (numbers.pxi): what a kernel is given of one.
 #pragma once
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -10,10 +10,6 @@
 namespace cgt {
 
 static constexpr int64_t EXACT = int64_t{1} << 53;  // whole numbers up to here are themselves as floats
-
-static bool sum_fits(int64_t a, int64_t b, int64_t* c) noexcept { return !__builtin_add_overflow(a, b, c); }
-static bool difference_fits(int64_t a, int64_t b, int64_t* c) noexcept { return !__builtin_sub_overflow(a, b, c); }
-static bool product_fits(int64_t a, int64_t b, int64_t* c) noexcept { return !__builtin_mul_overflow(a, b, c); }
 
 // In the order of Form in cgt_core.pxd.
 enum {

@@ -305,12 +305,9 @@ static void plain_number(c10::IValue& value, int arg, int part, std::vector<OpNu
     py::object symbol = py::getattr(wrapped, "_wrapped_number", py::none());
     PyObject* node = symbol.is_none() ? nullptr : node_of(symbol.ptr());
     if (!node) return;
-    c10::IValue number = number_of(node);
-    if (number.isDouble()) *static_cast<double*>(t.mutable_data_ptr()) = number.toDouble();
-    else *static_cast<int64_t*>(t.mutable_data_ptr()) = number.toInt();
-    // autograd may have saved the other, which tells the symbol in a backward, too
-    at::Tensor plain = c10::scalar_to_tensor(number.isDouble() ? c10::Scalar(number.toDouble())
-                                                               : c10::Scalar(number.toInt()));
+    // autograd may have saved t, which tells the symbol in a backward, too
+    at::Tensor plain = c10::scalar_to_tensor(number_of(node).toScalar());
+    memcpy(t.mutable_data_ptr(), plain.const_data_ptr(), plain.nbytes());
     plain.unsafeGetTensorImpl()->set_wrapped_number(true);
     value = std::move(plain);
     found.push_back({arg, part, node});
@@ -384,15 +381,10 @@ static void observe_inside(Call& call) {
 
 // Is this that number, or a tensor that stands for it?
 static bool is_number(const c10::IValue& value, const c10::IValue& number) {
-  if (value.isTensor()) {
-    const at::Tensor& t = value.toTensor();
-    if (!t.defined() || !t.unsafeGetTensorImpl()->is_wrapped_number()) return false;
-    if (number.isDouble())
-      return t.scalar_type() == at::kDouble && *static_cast<const double*>(t.const_data_ptr()) == number.toDouble();
-    return t.scalar_type() == at::kLong && *static_cast<const int64_t*>(t.const_data_ptr()) == number.toInt();
-  }
-  return number.isDouble() ? value.isDouble() && value.toDouble() == number.toDouble()
-                           : value.isInt() && value.toInt() == number.toInt();
+  if (!value.isTensor()) return value == number;
+  const at::Tensor &t = value.toTensor(), plain = c10::scalar_to_tensor(number.toScalar());
+  return t.defined() && t.unsafeGetTensorImpl()->is_wrapped_number() && t.scalar_type() == plain.scalar_type() &&
+         !memcmp(t.const_data_ptr(), plain.const_data_ptr(), plain.nbytes());
 }
 
 // The numbers of an op on such are those of the same op on what is inside.

@@ -14,7 +14,7 @@ cdef int path_hold(Path* p) noexcept:
 cdef bint path_is_mine(Path* p) noexcept:
     """Is this thread inside of the call that holds it: in a finalizer, an eager part, a backward for which that may
     wait?"""
-    return p.owner == PyThread_get_thread_ident() or (p.lent and in_backward())
+    return p.owner == PyThread_get_thread_ident() or (p.lent and in_node())
 
 cdef void path_unlock(Path* p) noexcept:
     if p.fleeting: cuda_leave_stream(p)
@@ -24,9 +24,10 @@ cdef void path_unlock(Path* p) noexcept:
 cdef int path_lock(Path* p) noexcept:
     """1: taken at once. 0: not taken, and path_wait comes next, behind which the table may have changed."""
     if path_hold(p):
-        if in_backward(): return 1          # in autograd's thread, for a caller that waits
+        # in autograd's thread, for a caller that waits
+        if p.thread == p.owner or p.shared or in_node(): return 1
         if p.thread == 0: p.thread = p.owner
-        if p.thread == p.owner or p.shared: return 1
+        if p.thread == p.owner: return 1
         p.shared = 1
         if p.driver != CUDA: return 1
         p.settles = 1
@@ -71,29 +72,35 @@ cdef inline int32_t group_end(Node* n, int32_t k, Out* first) noexcept nogil:
 cdef inline bint in_group(Out* o, int32_t j, int32_t k) noexcept nogil:
     return (j == k or (o.kind == SHARED and o.ref == k)) and o.tensor is not NULL
 
-cdef int group_held(Table* t, Node* node, int32_t k, PyObject** leaves, bint mine) noexcept nogil:
+cdef int group_held(Table* t, Node* node, int32_t k, PyObject** leaves, bint mine,
+                    PyObject* saved) noexcept nogil:
     """Does anybody but the table hold memory of fresh output k: its tensor, one that shares its
     memory, a view of these, an alias? `mine`: the node itself is about to be launched, so a .grad
-    that the launch will set again does not count."""
+    that the launch will set again does not count. Nor does one reference to `saved`, a tensor over that memory."""
     cdef Out* first = node_out(t, node, k)
-    cdef int32_t j, uses = 1                # the row's own
+    cdef int32_t j, own, uses = 1           # the row's own
+    cdef bint alias = saved is not NULL
     if first.storage is NULL: return 0
     for j in range(k, group_end(node, k, first)):
         o = node_out(t, node, j)
         if not in_group(o, j, k) or tensor_storage(o.tensor) != first.storage: continue
         w = node_out(t, node, o.inside) if o.inside != NONE else NULL
+        own = 1
+        if o.tensor == saved: own, alias = 2, False
         if w is not NULL and w.tensor is not NULL:
-            if out_is_held(w.tensor, 1, mine and out_grads(t, node, w, leaves)) or out_is_held(o.tensor, 2, 0): return 1
-        elif out_is_held(o.tensor, 1, mine and out_grads(t, node, o, leaves)): return 1
+            if out_is_held(w.tensor, 1, mine and out_grads(t, node, w, leaves)): return 1
+            if out_is_held(o.tensor, own + 1, 0): return 1
+        elif out_is_held(o.tensor, own, mine and out_grads(t, node, o, leaves)): return 1
         uses += 1
-    return storage_count(first.storage) != uses
+    if alias and out_is_held(saved, 1, 0): return 1
+    return storage_count(first.storage) != uses + alias
 
 cdef id_t deads_alive(Table* t, Node* node) noexcept nogil:
     """The first output of an ancestor that is alive although the node may overwrite it, as an index
     into the node's deads; or NONE. Earlier deaths are fine."""
     for k in range(node.len[DEADS]):
         d = node_dead(t, node, k)
-        if group_held(t, node_row(t, d.node), d.out, NULL, False): return k
+        if group_held(t, node_row(t, d.node), d.out, NULL, False, NULL): return k
     return NONE
 
 # --- rescue, poison ---
@@ -157,7 +164,7 @@ cdef int outs_release(Table* t, id_t n, PyObject** leaves, int32_t n_leaves, bin
         o = node_out(t, node_row(t, n), k)
         policy = RESCUE if o.hidden else fn_row(t, node_row(t, n).fn).outputs
         if o.kind != FRESH or policy == BORROW: continue
-        if not group_held(t, node_row(t, n), k, leaves, mine): continue
+        if not group_held(t, node_row(t, n), k, leaves, mine, NULL): continue
         if policy == POISON and not is_leaf(o.storage, leaves, n_leaves):
             line = <object>o.line if o.line is not NULL else ""
             message = (<str>POISONED[0](line)).encode()
@@ -174,7 +181,7 @@ cdef void outs_rescue_all(Table* t, id_t n) noexcept:
     cdef int32_t k
     for k in range(node_row(t, n).len[OUTS]):
         o = node_out(t, node_row(t, n), k)
-        if o.kind != FRESH or not group_held(t, node_row(t, n), k, NULL, False): continue
+        if o.kind != FRESH or not group_held(t, node_row(t, n), k, NULL, False, NULL): continue
         try:
             group_rescue(t, n, k)
         except Exception:
@@ -233,7 +240,7 @@ cdef bint node_over(Table* t, Path* p, id_t n) noexcept nogil:
     cdef Node* node = node_row(t, n)
     if p.pending and node.site is not NULL: return False
     for k in range(node.len[OUTS]):
-        if node_out(t, node, k).kind == FRESH and group_held(t, node, k, NULL, False): return False
+        if node_out(t, node, k).kind == FRESH and group_held(t, node, k, NULL, False, NULL): return False
     return True
 
 cdef id_t path_back(Table* t, id_t path, id_t at) noexcept nogil:
@@ -328,7 +335,7 @@ cdef int path_survey(Table* t, id_t at) except -1:
         for k in range(node_row(t, m).len[OUTS]):
             o = node_out(t, node_row(t, m), k)
             if o.kind != FRESH: continue
-            if group_held(t, node_row(t, m), k, NULL, False):
+            if group_held(t, node_row(t, m), k, NULL, False, NULL):
                 t.rec_live.push_back(tensor_storage_ptr(o.proto))
             elif not dead_before(t, at, m, k):
                 column_add(t, &t.rec_deads, 1)

@@ -36,20 +36,22 @@ cdef Args* args_of(Table* t, uintptr_t node) except NULL:
         if rec_patch(t, k).handle == <void*>node and rec_patch(t, k).kind > WORDS: return <Args*>rec_patch(t, k).to
     return args_take(<cu.CUgraphNode>node)
 
-cdef int words_room(Table* t, list words) except -1:
-    """For so many patches: what adds them does not fail half-way."""
-    column_add(t, &t.rec_patches, <int32_t>len(words))
-    t.rec_patches.n -= <int32_t>len(words)
+cdef int words_add(Table* t, int kind, uintptr_t node, list words) except -1:
+    """A captured node's arguments have these words: [(offset, `number`, `part` and `nbytes` of a Patch, its value now),
+    ...]."""
+    cdef Args* args = args_of(t, node)
+    cdef int32_t at, number, part
+    cdef int64_t nbytes
+    cdef uint64_t now
+    try:
+        for at, number, part, nbytes, now in words:
+            p = patch_add(t, kind)
+            p.handle, p.device, p.segment, p.to = <void*>node, t.rec.device, t.rec_reads.n, <char*>args
+            p.at, p.number, p.part, p.nbytes, p.told[0] = at, number, part, nbytes, now
+            args.users += 1
+    finally:
+        if args.users == 0: free(args)
     return 0
-
-cdef Patch* word_add(Table* t, int kind, uintptr_t node, Args* args) except NULL:
-    cdef Patch* p = patch_add(t, kind)
-    p.segment = t.rec_reads.n
-    p.handle = <void*>node
-    p.device = t.rec.device
-    p.to = <char*>args
-    args.users += 1
-    return p
 
 cdef inline Read* rec_read(Table* t, int32_t k) noexcept nogil: return <Read*>t.rec_reads.rows + k
 
@@ -127,8 +129,6 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
         if p.kind == ADDRESS and p.number == s.copy: p.slot = k
     if s.beside != NONE: s.shift = g.ptr - node_guard(t, node, s.beside).ptr
     if s.back != NONE: node_patch(t, node, s.back).slot = k
-    if g.leaf != NONE and g.binding == PINNED and s.from_node == NONE and node.pin_leaf == NONE:
-        node.pin_leaf, node.pin = g.leaf, g.ptr
     return 0
 
 cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
@@ -241,7 +241,6 @@ cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple rows) except -1:
     node.path = path_of(t, t.rec.device)
     node.parent = t.rec.parent
     node.depth = node_row(t, node.parent).depth + 1 if node.parent != NONE else 0
-    node.pin_leaf = NONE
     node.ambient[0], node.ambient[1], node.ambient[2] = ambient
     cdef Objects tensors = borrowed(leaves)
     node.key = call_key(spec, node.ambient, tensors.data(), <int32_t>tensors.size())

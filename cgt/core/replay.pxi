@@ -41,10 +41,7 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
     while node_row(t, n).next != NONE:
         before = n
         n = node_row(t, n).next
-        node = node_row(t, n)
-        if node.key != key or (node.pin_leaf != NONE and tensor_ptr(leaves[node.pin_leaf]) != node.pin):
-            continue
-        if node_why(t, n, s, ambient, leaves) != FITS: continue
+        if node_row(t, n).key != key or node_why(t, n, s, ambient, leaves) != FITS: continue
         node_row(t, before).next = node_row(t, n).next
         node_row(t, n).next = first_child(t, path, parent, f)
         edge_find(t, path, parent, f).first = n
@@ -93,31 +90,24 @@ cdef int out_intact(Table* t, Node* n, Out* first, Out* o) noexcept:
 
 cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
     """New tensors for the group of fresh output k: its storage moved away, or a user changed it."""
-    cdef Node* node = node_row(t, n)
-    cdef Out* first = node_out(t, node, k)
     cdef int32_t j
-    for j in range(k, node.len[OUTS]):
+    for j in range(k, node_row(t, n).len[OUTS]):
         o = node_out(t, node_row(t, n), j)
         if j != k and not (o.kind == SHARED and o.ref == k): continue
-        if j == k:
-            made = out_make(o.proto, o.keys, o.offset, o.ndim, node_dim(t, node, o.dim_at))
+        dims = node_dim(t, node_row(t, n), o.dim_at)
+        if j == k: made = out_make(o.proto, o.keys, o.offset, o.ndim, dims)
         else:
-            first = node_out(t, node, k)
-            made = out_share(first.tensor, o.proto, o.keys, o.offset, o.ndim, node_dim(t, node, o.dim_at))
-        node = node_row(t, n)               # making an object may collect garbage
-        o = node_out(t, node, j)
-        old = o.tensor
-        o.tensor = made
+            first = node_out(t, node_row(t, n), k)
+            made = out_share(first.tensor, o.proto, o.keys, o.offset, o.ndim, dims)
+        o = node_out(t, node_row(t, n), j)              # making an object may collect garbage
+        old, o.tensor = o.tensor, made
         wrapper_forget(t, n, o.inside)
-        node = node_row(t, n)
-        o = node_out(t, node, j)
+        o = node_out(t, node_row(t, n), j)
         if j == k:
-            before = o.storage
-            o.storage = tensor_storage(made)
+            before, o.storage = o.storage, tensor_storage(made)
             storage_keep(o.storage)
             storage_drop(before)
         Py_XDECREFX(old)
-        node = node_row(t, n)
     return 0
 
 cdef bint wrapper_intact(Table* t, id_t n, int32_t k) except -1:

@@ -132,9 +132,6 @@ cdef extern from "tape_shim.h" namespace "cgt":
 
 cdef extern from "numbers_shim.h" namespace "cgt" nogil:
     const int64_t EXACT
-    bint sum_fits(int64_t a, int64_t b, int64_t* c) noexcept
-    bint difference_fits(int64_t a, int64_t b, int64_t* c) noexcept
-    bint product_fits(int64_t a, int64_t b, int64_t* c) noexcept
     int form_write(int form, int is_float, double f, int64_t i, char* at) noexcept
 
 cdef extern from "autograd_shim.h" namespace "cgt":
@@ -165,7 +162,6 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     object sink_take(object handle, int k) except +raised
     object c_histories "cgt::histories"(list tensors) except +raised
     void c_histories_restore "cgt::histories_restore"(object handle) noexcept
-    int in_backward() noexcept
     int64_t c_quiet_gradients "cgt::quiet_gradients"() noexcept
     void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                        int path, int64_t step, released_fn released, spent_fn spent, PyObject** leaves,
@@ -214,7 +210,7 @@ cdef extern from "cuda_shim.h" namespace "cgt":
     void cuda_set_stream(int64_t id, int device) except +raised
     cppclass OnDevice:
         void go(int device) noexcept nogil
-        void back() noexcept nogil
+    OnDevice on_device(int device) noexcept nogil
     void cuda_thread_ready(int device) noexcept nogil
     ctypedef int (*stream_test)(void* stream) noexcept nogil
     CudaPool* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) except +raised
@@ -289,7 +285,6 @@ cdef extern from "Python.h":
     PyObject* PyTuple_GET_ITEMX "PyTuple_GET_ITEM"(PyObject* o, Py_ssize_t i)
     PyObject* TRUE "Py_True"
     PyObject* FLOAT_TYPE "(PyObject*)&PyFloat_Type"
-    PyObject* COMPLEX_TYPE "(PyObject*)&PyComplex_Type"
     int64_t PyLong_AsLongLongAndOverflow(PyObject* o, int* overflow)
     PyObject* INT_TYPE "(PyObject*)&PyLong_Type"
     PyObject* STR_TYPE "(PyObject*)&PyUnicode_Type"
@@ -299,8 +294,6 @@ cdef extern from "Python.h":
     PyObject* LIST_TYPE "(PyObject*)&PyList_Type"
     PyObject* DICT_TYPE "(PyObject*)&PyDict_Type"
     double PyFloat_AS_DOUBLE(PyObject* o)
-    double PyComplex_RealAsDouble(PyObject* o)
-    double PyComplex_ImagAsDouble(PyObject* o)
     unsigned long PyThread_get_thread_ident() nogil
 
 cdef extern from "<vector>" namespace "std" nogil:

@@ -95,30 +95,13 @@ def form_of(int form, object x):
 
 def scalar_words(uintptr_t node, list words):
     """A captured kernel's arguments have these words of numbers: [(offset, form, number, its value now), ...]."""
-    cdef Table* t = &TABLE
-    cdef Args* args = args_of(t, node)
-    try:
-        words_room(t, words)
-        for at, form, number, value in words:
-            bits = number_bits(value)
-            p = word_add(t, SCALAR, node, args)
-            p.number, p.at, p.part, p.told[0] = number, at, form, bits
-    finally:
-        if args.users == 0: free(args)
+    words_add(&TABLE, SCALAR, node, [(at, number, form, 0, number_bits(value)) for at, form, number, value in words])
 
 def address_words(uintptr_t node, list words):
     """A captured node's arguments have these addresses: [(offset, a slot's copy, bytes behind where that begins),
     ...]."""
-    cdef Table* t = &TABLE
-    cdef Args* args = args_of(t, node)
-    try:
-        words_room(t, words)
-        for at, copy, shift in words:
-            p = word_add(t, ADDRESS, node, args)
-            p.number, p.at, p.nbytes = copy, at, shift
-            p.told[0] = rec_patch(t, copy).told[0]
-    finally:
-        if args.users == 0: free(args)
+    words_add(&TABLE, ADDRESS, node,
+              [(at, copy, 0, shift, rec_patch(&TABLE, copy).told[0]) for at, copy, shift in words])
 
 def graph_words():
     """(sorted [(word, node), ...] of the 8 bytes wherever a pointer may be among the nodes' arguments, {node, ...} of

@@ -361,15 +361,11 @@ static bool writes_same(const TapeOp& row, size_t out, const at::Tensor& made) {
     c10::WarningUtils::WarningHandlerGuard unheard(&deaf);  // what ATen warns of
     py::gil_scoped_release no_gil;
     row.op->callBoxed(&stack);
-  } catch (python_error& e) {
-    e.restore();
-  } catch (py::error_already_set& e) {
-    e.restore();
-  } catch (const std::exception&) {
-    return false;
+  } catch (...) {
+    raised();
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw_python();  // an interrupt, in a kernel of Python's
   }
-  if (PyErr_Occurred()) {  // in a kernel of Python's
-    if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) throw_python();
+  if (PyErr_Occurred()) {
     PyErr_Clear();
     return false;
   }
