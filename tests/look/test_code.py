@@ -284,7 +284,7 @@ def test_what_runs_in_an_import_is_not_the_functions(device, tmp_path, monkeypat
         assert torch.equal(g(x), f(x) if name in sys.modules else x - 1 if not state["late"] else x * 2 + 1)
     s = cgt.stats(g)
     assert s.replays >= 4, s.reasons
-    places = re.search(r"up to ([\d,]+) places", cgt.explain(g))
+    places = re.search(r"up to ([\d,]+) variables", cgt.explain(g))
     assert int(places[1]) < 100
     if not first:
         assert any(str(tmp_path) in reason for reason in s.reasons), s.reasons
