@@ -75,7 +75,7 @@ sanitize: $(READY)
 bench: ext
 	$(PY) $(BENCH)
 
-# Hours on two cores. JOBS: processes at once.
+# Some 50 minutes on two cores with --most 5; all samples take hours. JOBS: processes at once.
 parity: DEVICE := cpu
 parity: JOBS := 2
 parity: ext

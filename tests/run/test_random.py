@@ -387,6 +387,7 @@ def test_function_and_generator_argument_may_die_in_any_order(device, first):
 
 def test_default_generator_given_by_hand(device):
     if device.type == "cuda":
+        torch.cuda.init()  # before, there are no generators
         g = torch.cuda.default_generators[torch.cuda.current_device()]
     else:
         g = torch.default_generator
