@@ -20,6 +20,8 @@ buffers and states are compared bit for bit. Replays are not audited here (`CGT_
 
 **{summary}**
 
+{unseeded}
+
 | column | what it says |
 |---|---|
 | database | ops: `op_db`; random: those of it that seed and draw, without the seeding; refs: `python_ref_db`; foreach; hop; functions: `autograd_function_db`; custom; modules; criteria; optim |
@@ -56,6 +58,13 @@ def summary(rows):
     entries, replayed = share(rows)
     wrong = ", ".join(f"{found[v]} {v}" for v in WRONG)
     return f"{entries} entries, {found[REPLAYED]} replayed ({replayed}), {found[EAGER]} eager, {wrong}; not counted: {found[EAGER_RAISES]} that eager refuses, {found[EAGER_DIFFERS]} in which it differs from itself."
+
+
+def unseeded(rows):
+    """The shares without what no replay could give: samples that set the seed inside. The row `random` has them without that."""
+    some = [row for row in rows if "CGT304" not in row.note]
+    forward, gradients = (share([row for row in some if row.way in ways])[1] for ways in (("forward",), ("backward", "grad")))
+    return f"Without samples that set a seed inside, which are there once more as `random`, {forward} of the forward calls replay, and {gradients} with gradients."
 
 
 def by(rows, key):
@@ -128,5 +137,5 @@ def page(rows, facts, calls):
     if facts.get("limit"):
         told += f" What {facts['limit']:g} s were enough for."
     sections = [("", table(rows)), ("## Not right", wrong(rows)), ("## Why calls ran eagerly", reasons(rows)), ("## Left out", skips())]
-    text = HEAD.format(calls=calls, facts=told, summary=summary(rows))
+    text = HEAD.format(calls=calls, facts=told, summary=summary(rows), unseeded=unseeded(rows))
     return text + "".join("\n" + "\n".join(filter(None, [title, "\n".join(["", *lines] if title else lines)])) + "\n" for title, lines in sections)
