@@ -90,7 +90,7 @@ cdef bint number_step(Table* t, id_t n, id_t k) noexcept:
     elif r.op == SUBTRACTED: z = x - y
     elif r.op == MULTIPLIED: z = x * y
     elif r.op == DIVIDED and y != 0: z = x / y
-    elif r.op == RAISED and r.is_float and x > 0: z = pow(x, y)
+    elif r.op == RAISED and (a.is_float or b.is_float) and x > 0: z = pow(x, y)
     elif r.op == NEGATED: z = -x
     elif r.op == ABSOLUTE: z = fabs(x)
     elif r.op == AS_FLOAT: z = x
@@ -99,7 +99,7 @@ cdef bint number_step(Table* t, id_t n, id_t k) noexcept:
     elif r.op >= LESS: z = compared(r.op, x, y)
     else: return number_ask(t, n, k)
     if r.is_float and isfinite(z): r.now.f = z
-    elif not r.is_float and -EXACT <= z <= EXACT: r.now.i = <int64_t>z
+    elif not r.is_float and -EXACT < z < EXACT: r.now.i = <int64_t>z        # what is EXACT may have been rounded
     else: return number_ask(t, n, k)
     return True
 
