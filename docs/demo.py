@@ -203,6 +203,7 @@ def arguments():
 def main() -> int:
     options = arguments()
     device = torch.device(options.device)
+    torch.set_num_threads(1)  # on a CPU the threads of tensors as small as these wait for each other most of the time
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU (host driver)"
     print(f"{LAYERS} layers of width {WIDTH}, batch {BATCH}, {options.steps} steps, on {where}")
 

@@ -11,6 +11,7 @@ from torch import nn
 import cgt
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.set_num_threads(1)  # tensors as small as these: on a CPU further threads only wait for each other
 VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH, END = 64, 64, 4, 2, 96, 0
 
 

@@ -14,6 +14,7 @@ from torch import nn
 import cgt
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.set_num_threads(1)  # tensors as small as these: on a CPU further threads only wait for each other
 CELLS, MOVES, STEPS, BATCH = 12, (-1, 1), 600, 32
 
 

@@ -13,6 +13,7 @@ from torch import nn
 import cgt
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.set_num_threads(1)  # tensors as small as these: on a CPU further threads only wait for each other
 STEPS, BATCH = 300, 32
 
 

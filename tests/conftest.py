@@ -20,6 +20,7 @@ DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 
 torch.set_num_threads(1)  # the tensors are tiny; waiting threads would only disturb
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 options.OVERHEAD = math.inf  # record at every miss; test_account.py looks at the rest
 options.AUDIT = os.environ.get("CGT_AUDIT", "0")  # replays alone; test_audit.py looks at the rest
 
