@@ -190,7 +190,7 @@ static PyObject* graphs_functions(PyObject* tensors, uint64_t since) {
   return list.release().ptr();
 }
 
-// Does autograd evaluate a node in this thread? The caller waits for it, so it is no second user of the device.
+// Does autograd evaluate a node in this thread?
 static inline int in_node() noexcept { return ag::get_current_node() != nullptr; }
 
 // --- the recorded graph ------------------------------------------------------------------------
@@ -571,6 +571,11 @@ struct Backward : ag::Node {
   }
 };
 
+// Does this thread run a jitted backward? Its forward's call has told of the thread that waits for it, so it is no
+// further user of the device. Another node may call a function of a thread that has told nothing.
+static thread_local int backward_depth = 0;
+static inline int in_backward() noexcept { return backward_depth; }
+
 // What the last replay of a backward in this thread returned. Per tensor in it: the first one that is the
 // same tensor of the table's (often itself), or -1: a tensor of the call's.
 struct Replayed {
@@ -830,8 +835,10 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   PyTuple_SET_ITEM(args, 0, mask ? mask : Py_NewRef(Py_None));
   for (Py_ssize_t k = 0; k < n; ++k)
     PyTuple_SET_ITEM(args, 1 + m + k, Py_NewRef(PyTuple_GET_ITEM(saved, k)));
+  ++backward_depth;
   replayed.result = nullptr;
   PyObject* result = PyErr_Occurred() ? nullptr : PyObject_Call(site, args, kwargs);
+  --backward_depth;
   Py_DECREF(args);
   Py_XDECREF(kwargs);
   if (!result) throw_python();

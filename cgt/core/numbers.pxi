@@ -57,10 +57,11 @@ cdef dict IN_PYTHON = {
     AT_MOST: operator.le, SAME_AS: operator.eq, OTHER_THAN: operator.ne, MORE: operator.gt, AT_LEAST: operator.ge}
 
 cdef bint number_ask(Table* t, id_t n, id_t k) noexcept:
-    """Step k of node n, as Python does it. That makes objects, so a finalizer may come to run."""
+    """Step k of node n, as Python does it. That makes objects, so a finalizer may come to run, and rows may move."""
     cdef Number* r = node_number(t, node_row(t, n), k)
     cdef int op = r.op
-    x, y = number_value(node_number(t, node_row(t, n), r.a)), number_value(node_number(t, node_row(t, n), r.b))
+    cdef id_t a = r.a, b = r.b
+    x, y = number_value(node_number(t, node_row(t, n), a)), number_value(node_number(t, node_row(t, n), b))
     try:
         value = IN_PYTHON[op](x) if NEGATED <= op <= HYPERBOLIC else IN_PYTHON[op](x, y)
         if op >= LESS: value = int(value)

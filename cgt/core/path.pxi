@@ -24,8 +24,7 @@ cdef void path_unlock(Path* p) noexcept:
 cdef int path_lock(Path* p) noexcept:
     """1: taken at once. 0: not taken, and path_wait comes next, behind which the table may have changed."""
     if path_hold(p):
-        # in autograd's thread, for a caller that waits
-        if p.thread == p.owner or p.shared or in_node(): return 1
+        if p.thread == p.owner or p.shared or in_backward(): return 1
         if p.thread == 0: p.thread = p.owner
         if p.thread == p.owner: return 1
         p.shared = 1

@@ -141,6 +141,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     bint c_graphs_freed "cgt::graphs_freed"(list tensors, uint64_t since) except +raised
     object c_graphs_functions "cgt::graphs_functions"(list tensors, uint64_t since) except +raised
     int in_node() noexcept
+    int in_backward() noexcept
     cppclass Extents "std::vector<cgt::Extent>":
         pass
     void extent_add(PyObject* t, bint loose, Extents* extents) noexcept nogil

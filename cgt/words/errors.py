@@ -98,7 +98,8 @@ number_raised = says("""111: the function raised {text} when a stand-in was pass
     recording.""")
 number_kept = says("""112: something that is computed from {path}, a number that changes from call to call, outlives the
     call. Pass the number as a tensor.""")
-number_saved = says("113: a backward outside of the function, compiled code or another thread may look at it")
+number_saved = says("""113: a backward outside of the function, compiled code or another thread may look at a number of
+    the function's, so each value of one needs a recording.""")
 number_type = says("""114: the function asks for an exact type with type(x), calls a method such as __le__ by its name,
     catches TypeError, or adds floats with sum(), at {line}, so each value of a number that changes needs a recording.
     Use isinstance(), operators, and a test instead of `try`.""")

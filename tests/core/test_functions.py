@@ -523,6 +523,24 @@ def test_threads_that_hold_results_keep_their_values(device):
     assert cgt.stats(f).replays == replays + 160
 
 
+def test_thread_that_calls_only_inside_of_a_backward_is_one_more(device):
+    """Autograd may run the hook in a thread of its own, which works for this one then."""
+    several = lambda: core.path_state(-1 if device.type == "cpu" else 0)[2]  # noqa: E731
+    f = cgt.jit(lambda x: x * 2)
+    calls(f, 4, values(device, 3))
+    assert not several()
+
+    def differentiate(_):
+        w = values(device, 3).requires_grad_()
+        y = w * 1
+        y.register_hook(f)
+        y.sum().backward()
+        assert same(w.grad, torch.full((3,), 2.0, device=device))
+
+    in_threads(1, differentiate)
+    assert several()
+
+
 def test_eight_threads_with_a_function_each(device):
     inputs = [values(device, 8, seed=k) for k in range(8)]
     functions = [cgt.jit(lambda x, k=k: x * k + 1) for k in range(8)]
