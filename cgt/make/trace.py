@@ -79,7 +79,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         taps.tap_sharding(is_mine),
         *regions,
         *(taps.tap_saves(packed, unpack, is_mine, transformed) if seen.run.saves else ()),
-        tap_histories(seen),
+        tap_histories(seen, is_mine),
         impure.tap(seen, is_mine),
         live.tap(seen, is_mine),
         moving.lay_blinds(seen),
@@ -113,11 +113,16 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
     return result
 
 
-def tap_histories(seen):
-    """A bracket: inside, no backward goes on through what led to the slots' tensors, which is another one each time."""
+def tap_histories(seen, is_mine):
+    """A bracket: inside, no backward of the run's goes on through what led to the slots' tensors, which is another one
+    each time. Other threads may run theirs."""
     tensors = seen.run.plan.tensors if seen.run.recording and seen.run.graph is None else ()
-    pass_on = lambda _: observe.refuse(seen, errors.outer_graph("a backward inside the call"))  # noqa: E731
     nodes, handles = {t.grad_fn for t in tensors} - {None}, []
+
+    def pass_on(_):
+        if is_mine():
+            observe.refuse(seen, errors.outer_graph("a backward inside the call"))
+
     return lambda: handles.extend(n.register_prehook(pass_on) for n in nodes), lambda: [one.remove() for one in handles]
 
 

@@ -6,6 +6,7 @@ hand it out, and leave another one behind.
 """
 
 import functools
+import threading
 
 import pytest
 import torch
@@ -545,3 +546,35 @@ def test_backward_inside_that_goes_on_through_the_history_of_an_argument(device,
     if device.type == "cpu":  # on a GPU autograd waits for the stream of the history, which no capture allows
         assert cgt.stats(step).replays in ((0,) if all_the_way else (5, 6)), cgt.stats(step).reasons
         assert not all_the_way or "403" in next(iter(cgt.stats(step).reasons))
+
+
+def test_backward_of_another_thread_through_the_history_of_an_argument():
+    """It is no affair of the call's. (On the host: what a thread launches on a GPU meanwhile may end a capture.)"""
+    wanted, done, over = threading.Lock(), threading.Lock(), []  # of C: they hand no work over that cgt would hear of
+    w = torch.full((3,), 0.5, requires_grad=True)
+    history = w * 2.0
+
+    def others():
+        while wanted.acquire() and not over:
+            torch.autograd.grad(history.sum(), w, retain_graph=True)
+            done.release()
+
+    wanted.acquire()
+    done.acquire()
+    ask, answer = wanted.release, done.acquire
+
+    @cgt.jit
+    def step(x):
+        ask()
+        answer()
+        return x.detach() * 3.0
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        assert all(torch.equal(step(history), history.detach() * 3.0) for _ in range(8))
+    finally:
+        over.append(True)
+        wanted.release()
+        thread.join()
+    assert cgt.stats(step).replays >= 5, cgt.stats(step).reasons
