@@ -533,7 +533,9 @@ def append(seen, call):
         return
     if (now := core.ambient()) != (then := seen.run.plan.ambient):
         flags, numbers, precisions = (a ^ b for a, b in zip(now, then, strict=True))
-        if flags & 0xFF00 or numbers >> 16 or precisions:  # by which kernels choose their way: a replay has its caller's
+        if (
+            flags & 0xFF00 or numbers >> 16 or precisions
+        ):  # by which kernels choose their way: a replay has its caller's
             observe.refuse(seen, errors.changed_state("a mode or setting of torch"))
     try:
         if call.outside:
