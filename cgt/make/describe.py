@@ -482,21 +482,17 @@ def describe_puts(known):
         if isinstance(row, str):
             return row
         if type(row.by) is Made and (left[id(value)] or id(value) in made):
-            box = made.get(id(value))
-            make = functools.partial(make_first, made.setdefault(id(value), []), row.by.make)
-            make = make if box is None else functools.partial(take_made, box, not left[id(value)])
+            first, last = id(value) not in made, not left[id(value)]
+            make = functools.partial(make_one, made.setdefault(id(value), []), row.by.make, first, last)
             row = row._replace(by=row.by._replace(make=make))
         effects.append(row)
     return effects
 
 
-def make_first(box, make, parts):
-    """What comes to several places is one."""
-    box.append(make(parts))
-    return box[-1]
-
-
-def take_made(box, last, parts):
+def make_one(box, make, first, last, parts):
+    """What comes to several places is one: made for the first, and let go of behind the last."""
+    if first:
+        box[:] = [make(parts)]
     return box.pop() if last else box[-1]
 
 
