@@ -334,12 +334,7 @@ def unmask(seen: Seen, args: tuple) -> tuple:
         return args
     if values:
         read(seen, values)
-    indices = []
-    for t in args[1]:
-        if not is_mask(t):
-            indices.append(t)
-            continue
-        indices.extend(columns_of(seen, t, t.shape))
+    indices = [one for t in args[1] for one in (columns_of(seen, t, t.shape) if is_mask(t) else [t])]
     core.replace_list(1, indices)
     return (args[0], indices, *args[2:])
 

@@ -189,17 +189,12 @@ def reset_state(state: State) -> None:
     if is_mine() or core.paths_mine():
         DOOMED.append((state, None))
         return
-
-    def free():
-        forget(state)
-        bury()
-
     with RECORDING:
-        core.with_paths(free)
+        core.with_paths(functools.partial(forget, state))
 
 
 def forget(state):
-    """Free the rows of a function's recordings. The caller holds the paths."""
+    """Free the rows of a function's recordings, and what they kept alive. The caller holds the paths."""
     if not core.fn_is(state.f, state.born):
         return  # collected since
     core.fn_reset(state.f)
@@ -207,3 +202,4 @@ def forget(state):
     # What it runs stays: a backward may be pending, or just be at it in another thread.
     state.learnt = maker_of(Learnt)()
     state.learnt.numbers.live.update(state.dynamic)
+    bury()

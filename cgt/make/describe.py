@@ -5,7 +5,7 @@ Every function returns rows, or the sentence that says why there can be none, an
 import collections
 import functools
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import cgt_core as core
@@ -52,22 +52,40 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     near = {}
     for k, slot in enumerate(slots):
         near.setdefault(core.storage_id(slot.example), []).append((k, slot.example, slot.binding))
-    described = describe_outs(plan, seen, out, slots, near)
-    if isinstance(described, str):
-        return described
-    outs, bases = described
-    slots, owners = hold_gradients(slots, outs)
+    known = Outputs(plan, seen, slots, paths, near, [], first_of(s.example for s in slots), first_of(out.tensors), {})
+    bases = describe_outs(known, out)
+    if isinstance(bases, str):
+        return bases
+    held, owners = hold_gradients(slots, known.outs)
     owners |= {k for _, _, others in plan.also.values() for k, t in others if is_touched(seen, t, core.NONE)}
-    found = describe_grads(plan, seen, slots, near, outs, paths, owners)
+    found = describe_grads(known, owners)
     if isinstance(found, str):
         return found
-    grads, sets, hidden = found
+    grads, sets = found
     advances = [row for row in plan.changes.moving.values() if row is not None]
-    outs += hidden
-    puts = describe_puts(plan, seen, slots, paths, near, outs, out)
+    puts = describe_puts(known)
     if isinstance(puts, str):
         return puts
-    return Draft(slots, paths, near, outs, [*writes, *sets, *advances, *puts], grads, out, bases)
+    return Draft(held, paths, near, known.outs, [*writes, *sets, *advances, *puts], grads, out, bases)
+
+
+class Outputs(NamedTuple):
+    """What tells how something that the run left comes to be an output."""
+
+    plan: Plan
+    seen: Seen
+    slots: list  # as of Draft, like the next three
+    paths: list
+    near: dict
+    outs: list  # those that there are so far: each is described when those before it are
+    slot_of: dict  # id of a tensor -> its slot
+    output_of: dict  # id of a tensor -> its output
+    fresh: dict  # memory -> the output that is FRESH there
+
+
+def first_of(tensors: Iterable[object]) -> dict[int, int]:
+    """id of each -> where it comes first."""
+    return {id(t): k for k, t in reversed(list(enumerate(tensors)))}
 
 
 def vet_call(plan, seen, call):
@@ -125,7 +143,7 @@ class SlotFacts(NamedTuple):
     copied: dict  # as of copied_with
     counted: dict  # as of counters.rows_of
     begun: list  # as of begin_to_require
-    first_of: dict  # id of an argument -> the first leaf that it is
+    first: dict  # id of an argument -> the first leaf that it is
     at: dict  # address -> how many tensors begin there
 
 
@@ -135,7 +153,7 @@ def describe_slots(plan, seen):
     there = {id(p.want) for p in plan.places}  # an argument that is in a place must be that very tensor
     facts = SlotFacts(
         tensors, copied_with(plan, seen), counters.rows_of(seen), begin_to_require(plan),
-        {id(t): k for k, t in reversed(list(enumerate(plan.flat.tensors)))},
+        first_of(plan.flat.tensors),
         collections.Counter(map(core.address, {id(t): t for t in tensors}.values())),
     )  # fmt: skip
     for k, t in enumerate(tensors):
@@ -198,7 +216,7 @@ def copies_of(seen, facts, k, binding):
 def identity_of(facts, k, binding):
     """(`same`, `apart`) of the row of an argument."""
     t = facts.tensors[k]
-    first = facts.first_of[id(t)]
+    first = facts.first[id(t)]
     # At another call it could be what another slot is, and gradients would tell.
     apart = t.requires_grad and (binding in (*MOVES, core.TWIN) or facts.at[core.address(t)] > 1)
     return core.NONE if first == k else first, apart
@@ -305,15 +323,14 @@ def slot_at(t: torch.Tensor, near: dict[int, list[tuple[int, torch.Tensor, int]]
     return next(((k, base) for k, base, binding in alike if binding == core.PINNED), (core.NONE, None))
 
 
-def describe_outs(plan, seen, out, slots, near):
-    """(A row per tensor of the result, then hidden ones; {the latter's place: its tensor}); or a sentence."""
-    by_id = {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
+def describe_outs(known, out):
+    """A row per tensor of the result, then hidden ones: {the latter's place: its tensor}; or a sentence."""
+    seen, outs, by_id, first = known.seen, known.outs, known.slot_of, dict(known.output_of)
     results = [(path, t) for path, t in zip(out.paths, out.tensors, strict=True) if id(t) not in by_id]
-    made = find_views(seen, results, near, slots)
+    made = find_views(seen, results, known.near, known.slots)
     if isinstance(made, str):
         return made
-    outs, first_of, seen_ids = [], {}, {}
-    first = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
+    seen_ids = {}
     hidden = dict(enumerate((t for t in made.bases if id(t) not in first), len(out.tensors)))
     first |= {id(t): k for k, t in hidden.items()}
     ops = [first[id(t)] for t in made.bases], made.steps
@@ -331,12 +348,12 @@ def describe_outs(plan, seen, out, slots, near):
         elif id(t) in made.numbers:
             row = OutRow(core.PART, made.numbers[id(t)], ghost(t), ops=ops)
         else:
-            row = describe_tensor(plan, seen, path, t, near, first_of, len(outs))
+            row = describe_tensor(known, path, t)
         if isinstance(row, str):
             return row
         seen_ids.setdefault(id(one), len(outs))
         outs.append(row._replace(hidden=True) if len(outs) in hidden else row)
-    return outs, hidden
+    return hidden
 
 
 def find_views(seen, results, near, slots):
@@ -374,15 +391,16 @@ def ghost(t: torch.Tensor) -> torch.Tensor:
     return core.view_like(core.fixed(t), t, core.address(t) - core.storage_address(t))
 
 
-def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=core.NONE):
-    """The row of one new tensor, or why it cannot be handed out."""
+def describe_tensor(known, path, t, grad_slot=core.NONE):
+    """The row of one new tensor, which will be the next output; or why it cannot be handed out."""
+    seen, near = known.seen, known.near
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
         layout = "" if t.layout == torch.strided else f" of layout {t.layout}"
         return errors.strange_output(path, type(t).__name__ + layout)
     if t.requires_grad and t.grad_fn is None:
         return errors.made_leaf(path)
     root = is_pending(seen, t)
-    if plan.driver == core.CUDA and not t.is_cuda:
+    if known.plan.driver == core.CUDA and not t.is_cuda:
         return errors.host_output(path)
     sid = core.storage_id(t)
     version = core.version_of(t)
@@ -397,107 +415,84 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=core.N
         return errors.odd_root(path) if t.requires_grad else OutRow(core.VIEW, k, ghost(t), shift, made)
     if sid not in seen.made:
         return errors.unknown_output(path)
-    first = first_of.setdefault(sid, index)
-    kind, ref = (core.FRESH, core.NONE) if first == index else (core.SHARED, first)
+    first = known.fresh.setdefault(sid, len(known.outs))
+    kind, ref = (core.FRESH, core.NONE) if first == len(known.outs) else (core.SHARED, first)
     return OutRow(
         kind, ref, core.alias(t.detach()), 0, version, grad_slot, grad_slot != core.NONE, root, seen.made[sid]
     )
 
 
-def describe_grads(plan, seen, slots, near, outs, paths, identical):
-    """(a row for each tensor that can have a gradient, those that the run replaced, hidden outputs): whether it had one
-    is guarded, since the function may ask (a backward does not: there only gradients that it changes have rows). One
-    that the run replaced becomes a hidden output; one that it read or added to has a slot of its own. Those of slots in
-    `identical` must be the same tensors again."""
-    first_of = {core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == core.FRESH}
-    grads, sets, hidden = [], [], []
+def describe_grads(known, identical):
+    """(a row for each tensor that can have a gradient, those that the run replaced): whether it had one is guarded,
+    since the function may ask (a backward does not: there only gradients that it changes have rows). One that the run
+    replaced becomes a hidden output; one that it read or added to has a slot of its own. Those of slots in `identical`
+    must be the same tensors again."""
+    plan, grads, sets = known.plan, [], []
     for k, before in [*plan.grads.items(), *((k, 0) for k in begin_to_require(plan))]:
-        t = slots[k].example
+        t = known.slots[k].example
         now, was = core.grad_id(t), before if k in identical else 0
-        if slots[k].begins:
+        if known.slots[k].begins:
             sets.append(EffectRow(core.REQUIRES_GRAD, k))
+        if now != before or plan.graph is None or (now and core.storage_id(t.grad) in known.seen.touched):
+            grads.append(GradRow(k, before == 0, was))
         if now == before:
-            if plan.graph is None or (now and core.storage_id(t.grad) in seen.touched):
-                grads.append(GradRow(k, before == 0, was))
             continue
-        grads.append(GradRow(k, before == 0, was))
         if now == 0:
             sets.append(EffectRow(core.SETS_GRAD, k))
             continue
-        if any(core.storage_id(one) not in seen.made for one in wrappers.plain_inside(t.grad)):
-            return errors.foreign_grad(paths[k])
-        at = len(outs) + len(hidden)
-        rows = describe_grad(plan, seen, paths[k] + ".grad", t.grad, near, first_of, at, k)
-        if isinstance(rows, str):
-            return rows
-        hidden += rows
-        sets.append(EffectRow(core.SETS_GRAD, k, out=at + len(rows) - 1))
-    return grads, sets, hidden
+        if any(core.storage_id(one) not in known.seen.made for one in wrappers.plain_inside(t.grad)):
+            return errors.foreign_grad(known.paths[k])
+        reason = describe_grad(known, known.paths[k] + ".grad", t.grad, k)
+        if reason is not None:
+            return reason
+        sets.append(EffectRow(core.SETS_GRAD, k, out=len(known.outs) - 1))
+    return grads, sets
 
 
-def describe_grad(plan, seen, path, grad, near, first_of, index, grad_slot):
-    """The rows of a new gradient, the last of which is itself; or why it cannot be handed out."""
+def describe_grad(known, path, grad, grad_slot):
+    """A new gradient becomes an output, the last by now; or a sentence on why it cannot."""
+    outs, at = known.outs, len(known.outs)
     if not wrappers.is_one(grad):
-        row = describe_tensor(plan, seen, path, grad, near, first_of, index, grad_slot)
-        return row if isinstance(row, str) else [row]
-    rows, parts = [], wrappers.inside(grad)
+        row = describe_tensor(known, path, grad, grad_slot)
+        if isinstance(row, str):
+            return row
+        outs.append(row)
+        return None
+    parts = wrappers.inside(grad)
     for name, one in parts:
-        row = describe_tensor(plan, seen, f"{path}.{name}", one, near, first_of, index + len(rows))
+        row = describe_tensor(known, f"{path}.{name}", one)
         if isinstance(row, str):
             return row
         if row.kind not in (core.FRESH, core.SHARED):
             return errors.strange_output(path, type(grad).__name__)
-        rows.append(row._replace(hidden=True, inside=index + len(parts)))
-    make = wrappers.maker(grad), tuple(range(index, index + len(parts))), wrappers.names(grad)
-    return [*rows, OutRow(core.WRAPPER, index, ghost(parts[0][1]), 0, core.version_of(grad), grad_slot, True, ops=make)]
+        outs.append(row._replace(hidden=True, inside=at + len(parts)))
+    make = wrappers.maker(grad), tuple(range(at, len(outs))), wrappers.names(grad)
+    outs.append(OutRow(core.WRAPPER, at, ghost(parts[0][1]), 0, core.version_of(grad), grad_slot, True, ops=make))
+    return None
 
 
-class Outputs(NamedTuple):
-    """What tells how something that the run left in a place comes to be an output."""
-
-    plan: Plan
-    seen: Seen
-    slots: list  # as of Draft, like the next three
-    paths: list
-    near: dict
-    outs: list  # hidden ones come to these
-    slot_of: dict  # id of a tensor -> its slot
-    output_of: dict  # id of a tensor -> its output
-    first_of: dict  # memory -> the output that is FRESH there
-
-
-def describe_puts(plan, seen, slots, paths, near, outs, out):
+def describe_puts(known):
     """A row for each thing that the run left in a place. What is not part of the result becomes a hidden output."""
-    known = Outputs(
-        plan, seen, slots, paths, near, outs,
-        slot_of={id(s.example): k for k, s in reversed(list(enumerate(slots)))},
-        output_of={id(t): k for k, t in reversed(list(enumerate(out.tensors)))},
-        first_of={core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == core.FRESH},
-    )  # fmt: skip
-    came = [(p.place, at, j, x) for p, at in plan.changes.puts for j, x in enumerate(came_to(p.place))]
+    came = [(p.place, at, j, x) for p, at in known.plan.changes.puts for j, x in enumerate(came_to(p.place))]
     left, made = collections.Counter(id(value) for *_, value in came), {}
     effects = []
     for place, at, j, value in came:
         left[id(value)] -= 1
-        row = describe_put(known, place, at, j, readout.marked(seen, value))
+        row = describe_put(known, place, at, j, readout.marked(known.seen, value))
         if isinstance(row, str):
             return row
         if type(row.by) is Made and (left[id(value)] or id(value) in made):
-            box = made.get(id(value))
-            make = functools.partial(make_first, made.setdefault(id(value), []), row.by.make)
-            make = make if box is None else functools.partial(take_made, box, not left[id(value)])
+            first, last = id(value) not in made, not left[id(value)]
+            make = functools.partial(make_one, made.setdefault(id(value), []), row.by.make, first, last)
             row = row._replace(by=row.by._replace(make=make))
         effects.append(row)
     return effects
 
 
-def make_first(box, make, parts):
-    """What comes to several places is one."""
-    box.append(make(parts))
-    return box[-1]
-
-
-def take_made(box, last, parts):
+def make_one(box, make, first, last, parts):
+    """What comes to several places is one: made for the first, and let go of behind the last."""
+    if first:
+        box[:] = [make(parts)]
     return box.pop() if last else box[-1]
 
 
@@ -558,7 +553,7 @@ def make_output(known, place, t):
         if k != core.NONE:
             row = OutRow(core.INPUT, k, ghost(t))
         else:
-            row = describe_tensor(known.plan, known.seen, place.path, t, known.near, known.first_of, len(outs))
+            row = describe_tensor(known, place.path, t)
         if isinstance(row, str):
             return row
         index[id(t)] = len(outs)

@@ -208,7 +208,7 @@ def record(seen, call, function, leaves, spec, line):
     it returned into memory of the recording."""
     known = set(seen.blank)
     once = functools.cache(lambda k: bring_out(seen, leaves[k]))  # what is one tensor stays one
-    first = {id(x): k for k, x in reversed(list(enumerate(leaves)))}
+    first = describe.first_of(leaves)
     given = [once(first[id(x)]) if isinstance(x, torch.Tensor) else x for x in leaves]
     is_flat = spec == _pytree.tree_structure((tuple(given), {}))
     island = Island(function, given, spec, is_flat, line, not seen.cuts.islands, [], [])

@@ -58,10 +58,21 @@ class OpCall:
     def __init__(self, facts: OpFacts, args: tuple, kwargs: dict):
         self.facts, self.op = facts, facts.op
         self.args, self.kwargs = args, kwargs  # as the op runs: a watcher may exchange arguments
-        self.inputs = observe.tensors_in(args, [])  # none exchanged
-        if kwargs:
-            observe.tensors_in(kwargs.values(), self.inputs)
+        self.inputs = tensors_of(self)  # none exchanged
         self.generator = kwargs.get("generator")  # what it draws from
+
+
+def tensors_of(call):
+    """Those with which the op runs."""
+    found = observe.tensors_in(call.args, [])
+    return observe.tensors_in(call.kwargs.values(), found) if call.kwargs else found
+
+
+def with_all(change, args, kwargs):
+    """The op's arguments, all changed at once: what is one tensor stays one."""
+    done: dict = {}
+    args = change(args, done)
+    return args, dict(zip(kwargs, change([*kwargs.values()], done), strict=True)) if kwargs else kwargs
 
 
 class Watcher(NamedTuple):
@@ -134,7 +145,7 @@ def unmask(seen, call):
     """An index by a mask that was read becomes one by numbers."""
     if not (call.facts.packet in op_facts.INDEX_PUT and segments.fills(*call.args)):
         call.args = segments.unmask(seen, call.args)
-        call.inputs = observe.tensors_in(call.kwargs.values(), observe.tensors_in(call.args, []))
+        call.inputs = tensors_of(call)
 
 
 def make_from_outside(seen, call):
@@ -242,10 +253,8 @@ def exchange_inputs(seen, call):
             return  # on the user's own memory: it ran for real
     if seen.copied.swaps and not fed.is_view(seen, call):
         fed.wait_for(seen, call)
-        done = {}
-        call.args = observe.exchange(seen, call.args, done)
-        call.kwargs = {k: observe.exchange(seen, v, done) for k, v in call.kwargs.items()}
-        call.instead = observe.tensors_in(call.kwargs.values(), observe.tensors_in(call.args, []))
+        call.args, call.kwargs = with_all(functools.partial(observe.exchange, seen), call.args, call.kwargs)
+        call.instead = tensors_of(call)
 
 
 def find_movable(seen, call):
@@ -263,7 +272,7 @@ def choose_memory(seen, call):
     call.for_real = call.constant and (at_once or op_facts.is_to_host(call))
     if not call.for_real and op_facts.brings_to_gpu(call):
         call.args, call.kwargs = (constants.on_device(seen, given) for given in (call.args, call.kwargs))
-        call.instead = observe.tensors_in(call.kwargs.values(), observe.tensors_in(call.args, []))
+        call.instead = tensors_of(call)
 
 
 def begin_draw(seen, call):
@@ -522,14 +531,14 @@ def append(seen, call):
     if fresh and len(fresh) != len(results):
         observe.refuse(seen, errors.odd_op(str(op), observe.user_line(seen)))
         return
-    flags, numbers, precisions = (a ^ b for a, b in zip(core.ambient(), seen.run.plan.ambient, strict=True))
-    if flags & 0xFF00 or numbers >> 16 or precisions:  # by which kernels choose their way: a replay has its caller's
-        observe.refuse(seen, errors.changed_state("a mode or setting of torch"))
+    if (now := core.ambient()) != (then := seen.run.plan.ambient):
+        # By these kernels choose their way, and a replay has those of its caller.
+        flags, numbers, precisions = (a ^ b for a, b in zip(now, then, strict=True))
+        if flags & 0xFF00 or numbers >> 16 or precisions:
+            observe.refuse(seen, errors.changed_state("a mode or setting of torch"))
     try:
         if call.outside:
-            done = {}
-            args = [observe.fix(seen, one, done) for one in args]
-            kwargs = {k: observe.fix(seen, one, done) for k, one in kwargs.items()} if kwargs else {}
+            args, kwargs = with_all(functools.partial(observe.fix, seen), args, kwargs)
         tape.append(op, args, kwargs, fresh)
         for k, part, row in call.numbers:
             core.scalar(row, seen.live.steps[row].value, k, part)

@@ -308,7 +308,7 @@ def reach_tensors(named, flat):
         else:
             reached.setdefault(id(tensor), Reached(path, tensor, NONE))
     named = [*zip(flat.paths, flat.tensors, strict=True), *((r.path, r.tensor) for r in reached.values())]
-    first = {id(tensor): k for k, (_, tensor) in reversed(list(enumerate(named)))}
+    first = describe.first_of(tensor for _, tensor in named)
     for k, (path, tensor) in enumerate(named):
         grad = tensor.grad if can_have_grad(tensor) and first[id(tensor)] == k else None
         if grad is None:
