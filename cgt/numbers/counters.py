@@ -10,28 +10,24 @@ is done to the tensor, it is an ordinary one from the next recording on."""
 
 import array
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import ADDED, AS_FLOAT, CUDA, DIVIDED, IN_TENSOR, MULTIPLIED, NONE, ROUNDED, SUBTRACTED
+from cgt_core import AS_FLOAT, CUDA, DIVIDED, IN_TENSOR, NONE, ROUNDED
 
 from ..data import Around, Plan, Seen, State, remember
 from ..run.observe import NOT_USER_CODE, asker, refuse, unseen, user_line
 from ..words import errors
 from ..words.private import OpOverload
 from ..words.pytree import Flat
-from .standins import STAND_INS, Source, Step, plain_of
+from .standins import OPERATORS, STAND_INS, Source, Step, plain_of
 
 WIDE = {torch.float64, torch.int64}  # dtypes whose arithmetic is Python's
 DTYPES = WIDE | {torch.float32}
-HOW = {
-    "add": (ADDED, operator.add), "sub": (SUBTRACTED, operator.sub), "mul": (MULTIPLIED, operator.mul),
-    "div": (DIVIDED, operator.truediv),
-}  # fmt: skip
-STEPS = {f"{head}{name}_": how for head in ("", "_foreach_") for name, how in HOW.items()}
+HOW = {"add": "add", "sub": "sub", "mul": "mul", "div": "truediv"}  # what an op does -> Python's name for it
+STEPS = {f"{head}{name}_": OPERATORS[how] for head in ("", "_foreach_") for name, how in HOW.items()}
 JOIN_TRIES = 2  # recordings thrown away in a row: one that makes them, one that finds them in their places
 
 

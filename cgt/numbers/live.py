@@ -211,7 +211,11 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         held.clear()
         trace.changed = containers.put_back(trace.exchanged)
         trace.held = dict.fromkeys(trace.held)
-        trace.bypassed = not all(map(standins.is_as_it_was, trace.tables))
+        for proxy, home, was, _ in trace.tables:
+            if containers.is_same_entries(containers.entries(home), was):
+                containers.restore([(home, containers.entries(proxy))])
+            else:
+                trace.bypassed = True
         unwrap_all(plan, trace)
 
     return begin, end
@@ -231,9 +235,7 @@ def unwrap_all(plan, trace):
     """No stand-in stays in a place or in what stood for a table."""
     for place in (*plan.places, *(put.place for put in plan.found.kept)):
         unwrap(trace, place)
-    for proxy, entries, _ in trace.tables:
-        if type(entries) is list and getattr(proxy, "written", False):
-            list.__setitem__(proxy, slice(None), entries)
+    containers.restore([(table.proxy, containers.entries(table.home)) for table in trace.tables])
     trace.stand_ins = ()
 
 
@@ -462,10 +464,10 @@ def close(seen: Seen, box: list) -> object:
     for one in escaped:
         replace(one, one.node.value)
     for table in filter(standins.is_kept, trace.tables):
-        replace(table.proxy, table.entries)
+        replace(table.proxy, table.home)
     if trace.bypassed:
         leave(seen, errors.row_written(trace.line()))
-    seen.alive.objects.extend(numbers for _, _, numbers in trace.tables)
+    seen.alive.objects.extend(numbers for *_, numbers in trace.tables)
     if trace.chosen and any(core.storage_id(t) in trace.chosen for t in core.alive(seen.run.returned)):
         trace.untraced = errors.row_kept()
         if is_capture(seen) or may_undo(seen) or may_repeat(seen):
@@ -625,7 +627,7 @@ def rows_of(trace: Trace | None, row_at: dict[int, int], slot_at: dict[int, int]
     """The core's rows: (op, a, b, value, is it for this alone?, table). Places and slots by their rows there."""
     if trace is None:
         return []
-    tables = [(numbers.buffer_info()[0], len(numbers)) for _, _, numbers in trace.tables] + [None]  # NONE: none
+    tables = [(numbers.buffer_info()[0], len(numbers)) for *_, numbers in trace.tables] + [None]  # NONE: none
     at = {core.AT_PLACE: row_at, core.IN_TENSOR: slot_at}
     return [
         (s.op, at[s.op][s.a] if s.op in at else s.a, s.b, s.value, k in trace.exact, tables[s.table])

@@ -9,13 +9,14 @@ import dis
 import math
 import operator
 import sys
+import types
 import weakref
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
 
+from ..look import containers
 from ..look.code import code_reads
 from ..run.observe import NOT_USER_CODE
 from ..words import pytree
@@ -57,8 +58,9 @@ class Table(NamedTuple):
     whole numbers that is asked for one (`epoch in milestones`): it is compared with each key. A container to which code
     can come past its places is none; where it does all the same, and changes it, the run is undone."""
 
-    proxy: Any  # what lies in its places meanwhile
-    entries: Any  # itself
+    proxy: Any  # what lies in its places meanwhile; what changes it is done to the container behind the run
+    home: Any  # the container itself
+    was: list  # its entries when the run began
     numbers: array.array
 
 
@@ -67,17 +69,8 @@ def is_kept(table: Table) -> bool:
     return sys.getrefcount(table.proxy) > ALONE
 
 
-_one = Table(object(), (), array.array("q"))
+_one = Table(object(), (), [], array.array("q"))
 ALONE = sys.getrefcount(_one.proxy)  # the row's reference and the question's, as this Python counts them
-
-
-def is_as_it_was(table: Table) -> bool:
-    """Has nobody led to it past its places, and changed it? Then what stood for it has the same entries."""
-    mine, theirs = table.proxy, table.entries
-    if type(theirs) in ASKED:
-        return mine == theirs
-    ours = list.__iter__(mine) if type(theirs) is list else mine
-    return len(mine) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
 class Trace:
@@ -136,21 +129,25 @@ class Trace:
 
     def table_of(self, entries):
         """What stands for a list, tuple or dict of numbers, wherever that lies."""
-        known = next((table.proxy for table in self.tables if table.entries is entries), None)
+        known = next((table.proxy for table in self.tables if table.home is entries), None)
         if known is not None:
             return known
         proxy = PROXIES[type(entries)](entries)
         proxy.trace, proxy.at = self, len(self.tables)
         kind = "d" if type(next(iter(entries))) is float else "q"
-        self.tables.append(Table(proxy, entries, array.array(kind, entries)))
+        self.tables.append(Table(proxy, entries, containers.entries(entries), array.array(kind, entries)))
         return proxy
 
-    def look_up(self, at, index):
+    def is_changed(self, at):
+        """Did the function change a table? Then it is none any more."""
+        return not containers.is_same_entries(containers.entries(self.tables[at].proxy), self.tables[at].was)
+
+    def look_up(self, at, index, plain):
         """Entry `index`, a stand-in, of a table."""
-        (proxy, entries, _), row = self.tables[at], self.row_of(index)
-        if self.over or row == core.NONE or getattr(proxy, "written", False):
-            return entries[settle(index)]
-        return self.stand_in(self.add(Step(core.LOOKED_UP, row, row, entries[index.node.value], at)))
+        table, row = self.tables[at], self.row_of(index)
+        if self.over or row == core.NONE or self.is_changed(at):
+            return plain(table.proxy, settle(index))
+        return self.stand_in(self.add(Step(core.LOOKED_UP, row, row, table.was[index.node.value], at)))
 
     def row_of(self, x):
         """The row of an operand: one of ours, or a constant; NONE for what no row can be."""
@@ -335,12 +332,7 @@ MATH = {
     "sqrt": core.ROOT, "exp": core.EXPONENTIAL, "log": core.LOGARITHM, "sin": core.SINE, "cos": core.COSINE,
     "tan": core.TANGENT, "tanh": core.HYPERBOLIC,
 }  # fmt: skip
-EXACT = (
-    "__str__ __repr__ __format__ __hash__ __round__ __divmod__ __rdivmod__ __reduce_ex__ __complex__"
-    " __getnewargs__ is_integer as_integer_ratio hex conjugate bit_length bit_count to_bytes __and__ __or__ __xor__"
-    " __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rlshift__ __rrshift__ __invert__ __reduce__"
-    " __getstate__ __dir__ __sizeof__"
-).split()
+METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)  # but for those of the type itself
 
 
 def methods(kind):
@@ -363,10 +355,10 @@ def methods(kind):
     for name, how in OPERATORS.items():
         made[f"__{name}__"], made[f"__r{name}__"] = binary(*how)
     made |= {f"__{name}__": compared(*how) for name, how in COMPARISONS.items()}
-    made |= {name: exact(name) for name in EXACT if hasattr(kind, name)}
     made |= {"__floor__": floor, "__ceil__": lambda self: -floor(-self)}
     if kind is int:
         made |= {"__index__": settle, "numerator": property(lambda self: self), "denominator": property(lambda self: 1)}
+    made |= {name: exact(name) for name in dir(kind) if name not in made and type(getattr(kind, name)) in METHODS}
     return made | {"__getattribute__": lambda self, name: attribute(self, name, name in made, sys._getframe().f_back)}
 
 
@@ -411,41 +403,22 @@ STAND_INS = (Float, Int)
 
 def entry(plain):
     """Indexing of a table."""
-    return lambda self, k: self.trace.look_up(self.at, k) if type(k) is Int else plain(self, k)
+    return lambda self, k: self.trace.look_up(self.at, k, plain) if type(k) is Int else plain(self, k)
 
 
 def asked(plain):
     """A method that is given a key: a stand-in is compared with each that there is."""
 
     def ask(self, k):
-        if type(k) is not Int or getattr(self, "written", False):
+        if type(k) is not Int or self.trace.is_changed(self.at):
             return plain(self, k)
         return plain(self, next((key for key in type(self).__base__.__iter__(self) if k == key), k.node.value))
 
     return ask
 
 
-def writer(kind, name):
-    """A method that changes a table: it changes the container that this stands for, too, to which others may lead."""
-    plain = getattr(kind, name)
-
-    def write(self, *args, **kwargs):
-        self.written = True
-        plain(self.trace.tables[self.at].entries, *args, **kwargs)
-        result = plain(self, *args, **kwargs)
-        return self if name.startswith("__i") else result
-
-    return write
-
-
-WRITERS = (
-    "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__ update popitem"
-    " setdefault __ior__"
-).split()
-
-
 def table_class(kind):
-    """Of what stands for tables of this type. (Of Counter's writers, those in Python come to the others.)"""
+    """Of what stands for tables of this type."""
     read = entry if kind in (list, tuple) else asked
     made = {
         "__getitem__": read(kind.__getitem__), "__class__": property(lambda self: kind), "__module__": kind.__module__,
@@ -453,8 +426,6 @@ def table_class(kind):
     }  # fmt: skip
     if read is asked:
         made["__contains__"] = asked(kind.__contains__)
-    plain = [(name, getattr(kind, name, None)) for name in WRITERS if kind is not tuple]
-    made |= {name: writer(kind, name) for name, method in plain if method and type(method) is not FunctionType}
     return type(kind.__name__, (kind,), made)
 
 
