@@ -259,7 +259,7 @@ def walk_function(walk, function, path):
         if value is not None:
             add_and_visit(walk, ATTR, function, key, value, f"{path}.{key}")
     if not ambient:
-        walk.open.append((read_function, function, path))
+        walk.open.append((read_attributes, function, path))
     if not (ambient or walk.ran is None or function.__code__ in walk.ran):
         walk.found.passed.update(family(function.__code__))
         return
@@ -302,10 +302,6 @@ def walk_globals(walk, scope, reads):
     for name in reads.imports:  # absolute, or relative to the function's package
         for full_name in (name, f"{scope.get('__package__')}.{name}".rstrip(".")):
             visit(walk, sys.modules.get(full_name), full_name)
-
-
-def read_function(walk, function, path, names):
-    read_dict(walk, dict_of(function), path, names)
 
 
 def walk_method(walk, method, path):
@@ -498,6 +494,11 @@ def read_dict(walk, own, path, names, owner=None):
             add_and_visit(walk, DICT_ITEM, own, name, own[name], path_of)
 
 
+def read_attributes(walk, thing, path, names):
+    """Of a function or a Python module."""
+    read_dict(walk, dict_of(thing), path, names)
+
+
 def dict_of(thing: object) -> dict[str, Any] | None:
     """The object's `__dict__`, by the descriptor of the builtin type and not by a user's."""
     getter = dict_getter(type(thing))
@@ -596,13 +597,9 @@ def walk_python_module(walk, module, path):
     own = dict_of(module) or {}
     name = own.get("__name__")
     if not is_ambient(name):
-        walk.open.append((read_python_module, module, path))
+        walk.open.append((read_attributes, module, path))
     elif name.partition(".")[0] == "torch":
         walk.open.append((read_torch, module, path))
-
-
-def read_python_module(walk, module, path, names):
-    read_dict(walk, dict_of(module), path, names)
 
 
 def read_torch(walk, module, path, names):
@@ -622,7 +619,7 @@ def guard_absences(walk):
     place of its own."""
     of_class = {}
     for reader, thing, path in list(walk.open):
-        if reader not in OPENED or (reader is read_function and not dict_of(thing)):
+        if reader not in OPENED or (reader is read_attributes and not dict_of(thing)):
             continue
         own, cls = (None, thing) if reader is read_class else (own_dict(walk, thing), type(thing))
         if id(cls) not in of_class:
@@ -644,8 +641,8 @@ def measure(walk):
     is no place for it."""
     layers = [layer for found in walk.layers.values() for layer in found]
     opened = [(path, own_dict(walk, thing)) for reader, thing, path in walk.open if reader in OPENED]
-    owned = [thing for reader, thing, _ in walk.open if reader in (read_instance, read_python_module)]
-    for thing in owned:
+    owned = [thing for reader, thing, _ in walk.open if reader in (read_instance, read_attributes)]
+    for thing in [thing for thing in owned if type(thing) is not types.FunctionType]:
         own = own_dict(walk, thing)
         if walk.found.owners.setdefault(id(own), thing) is not thing:
             walk.found.owners[id(own)] = None
@@ -783,24 +780,23 @@ NAMES_OF_BACKWARD = frozenset(("backward", "grad"))
 RUN_BACKWARD = (torch.autograd.backward, torch.autograd.grad)
 
 
+def differs(place: Place, is_same: Callable[[Any, Any], bool]) -> bool:
+    """Does it not hold what it held when it was found, nor something for which `is_same(then, now)`?"""
+    if place.kind in (DICT_LEN, LIST_LEN):
+        return len(place.home) != place.want
+    if place.kind == EMPTY:
+        return False
+    now, emptiable = value_at(place), type(place.want) in EMPTIABLE
+    if now is place.want or (emptiable and is_same_empty(now, place.want)):
+        return False
+    return not is_same(place.want, now)
+
+
 def find_changed(
     found: Iterable[Place], is_same: Callable[[Any, Any], bool], moving: Container[int] = ()
 ) -> Place | None:
-    """The first place that does not hold what it held when it was found, nor something for which
-    `is_same(then, now)`; or None. Those whose positions are `moving` may."""
-    for k, place in enumerate(found):
-        if k in moving:
-            continue
-        if place.kind in (DICT_LEN, LIST_LEN):
-            if len(place.home) != place.want:
-                return place
-        elif place.kind != EMPTY:
-            now, emptiable = value_at(place), type(place.want) in EMPTIABLE
-            if now is place.want or (emptiable and is_same_empty(now, place.want)):
-                continue
-            if not is_same(place.want, now):
-                return place
-    return None
+    """The first place that differs, but for those whose positions are `moving`; or None."""
+    return next((place for k, place in enumerate(found) if k not in moving and differs(place, is_same)), None)
 
 
 def is_as_found(place: Place) -> bool:
@@ -815,7 +811,7 @@ def as_now(place: Place) -> Place:
 
 def differing(found: Iterable[Place], is_same: Callable[[Any, Any], bool]) -> tuple[list[Place], bool]:
     """([place that holds something else than it did], is there more that differs: a length?)."""
-    changed = [p for p in found if p.kind != EMPTY and find_changed([p], is_same) is not None]
+    changed = [p for p in found if differs(p, is_same)]
     singles = [p for p in changed if p.kind not in (DICT_LEN, LIST_LEN)]
     return singles, len(singles) < len(changed)
 
@@ -830,23 +826,14 @@ def put_back(place: Place) -> None:
         return
     if place.kind == TYPE_ATTR:
         put_back_in_class(home, key, want)
-    elif place.kind == LIST_ITEM:
-        if key < len(home):
-            home[key] = want
-    elif place.kind == DICT_ITEM:
+    elif place.kind in (LIST_ITEM, DICT_ITEM):
         if want is MISSING:
             del home[key]
-        else:
+        elif place.kind == DICT_ITEM or key < len(home):
             home[key] = want
-    elif place.kind == CELL:
-        if want is MISSING:
-            del home.cell_contents
-        else:
-            home.cell_contents = want
-    elif want is MISSING:
-        class_value(type(home), key).__delete__(home)
     else:
-        class_value(type(home), key).__set__(home, want)
+        descriptor = class_value(type(home), "cell_contents" if place.kind == CELL else key)
+        descriptor.__delete__(home) if want is MISSING else descriptor.__set__(home, want)
 
 
 def put_back_in_class(cls, name, want):
@@ -878,7 +865,7 @@ CLASS_DICT_OF = type.__dict__["__dict__"].__get__
 NAME_OF = type.__dict__["__name__"].__get__
 MODULE_OF = type.__dict__["__module__"].__get__
 
-OPENED = (read_instance, read_class, read_function, read_python_module)
+OPENED = (read_instance, read_class, read_attributes)
 
 # What counts wherever it is found. Of a user's classes, besides: see runs_unnamed.
 ALWAYS_READ = ("forward", "training", "__wrapped__")
