@@ -93,30 +93,28 @@ def is_asked(frame):
 
 def is_number(who, names):
     """Is this, in this function, a number of Python's, or what stands for one?"""
-    value = attribute_of(value_of(who, names[0]), names[1:])
+    value = found_at(who, names)
     return type(value) is Readout or value.__class__ is float or value.__class__ is int
 
 
 def kept(who, use):
     """The Kept of a Named in this function; None: that cannot be told."""
-    function, (name, *more) = who.function, use.names
+    function, name = who.function, use.names[-1]
     if use.what == APPENDED:
-        found = attribute_of(value_of(who, name), more)
+        found = found_at(who, use.names)
         return Kept(found, None) if type(found) is list else None
     if use.what == b.ATTRIBUTE:
-        owner = attribute_of(value_of(who, name), more[:-1])
-        return Kept(owner, more[-1]) if owner is not None else None
+        owner = found_at(who, use.names[:-1])
+        return Kept(owner, name) if owner is not None else None
     if use.what == b.GLOBAL:
         return Kept(function.__globals__, name)
     free = function.__code__.co_freevars
     return Kept(function.__closure__[free.index(name)], None) if name in free else None
 
 
-def attribute_of(found, names):
-    """What lies under this attribute of this attribute ..., or None."""
-    for name in names:
-        found = look(found, name)
-    return found
+def found_at(who, names):
+    """What this variable is, or this attribute of it, of that ...; or None."""
+    return functools.reduce(look, names[1:], value_of(who, names[0]))
 
 
 def look(thing, name):

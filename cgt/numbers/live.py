@@ -519,19 +519,12 @@ def replace(one: object, number: object) -> None:
 
 
 def exchange_in(holder, one, number):
-    """No inner function here may have one of these: the cell would be a holder, too."""
     kind = type(holder)
-    if kind is dict or kind is collections.OrderedDict:
-        for key in list(holder):
-            value = holder.pop(key)
-            holder[number if key is one else key] = number if value is one else value
-    elif kind is list or kind is collections.deque:
-        for k, value in enumerate(holder):
-            if value is one:
-                holder[k] = number
-    elif kind is set:
-        holder.remove(one)
-        holder.add(number)
+    if kind in (dict, collections.OrderedDict):
+        now = [(number if key is one else key, number if value is one else value) for key, value in holder.items()]
+        containers.restore([(holder, now)])
+    elif kind in (list, collections.deque, set):
+        containers.restore([(holder, [number if value is one else value for value in holder])])
     elif kind is types.CellType:
         holder.cell_contents = number
     elif issubclass(kind, tuple):

@@ -296,10 +296,6 @@ def is_foreign(other):
     return type(other) not in (Float, Int, float, int, bool)
 
 
-def compared(op, function):
-    return lambda self, other: NotImplemented if is_foreign(other) else self.node.trace.step(op, function, self, other)
-
-
 def unary(op, function):
     return lambda self: self.node.trace.step(op, function, self)
 
@@ -354,7 +350,7 @@ def methods(kind):
     }  # fmt: skip
     for name, how in OPERATORS.items():
         made[f"__{name}__"], made[f"__r{name}__"] = binary(*how)
-    made |= {f"__{name}__": compared(*how) for name, how in COMPARISONS.items()}
+    made |= {f"__{name}__": binary(*how)[0] for name, how in COMPARISONS.items()}
     made |= {"__floor__": floor, "__ceil__": lambda self: -floor(-self)}
     if kind is int:
         made |= {"__index__": settle, "numerator": property(lambda self: self), "denominator": property(lambda self: 1)}
