@@ -118,7 +118,7 @@ waits = says("120: each call waits for a value that is read at {line}. Each valu
 # 2: tensors and their memory
 moved = says("""202: the address of {path} changed[[ (from {then:#x} to {now:#x})]], and this recording only works with
     the old one: the tensor is written and shares memory, needs gradients, is very large, is no argument, is a view of
-    another one, or inputs='pinned' is set. Keep one tensor and refill it: buffer.copy_(x).""")
+    another one, or inputs='fixed' is set. Keep one tensor and refill it: buffer.copy_(x).""")
 misaligned = says("""203: the address of {path} has another remainder of 512 bytes (64 on the CPU) at each call, as a
     slice of a larger tensor may have, and kernels may differ by that. Pass a clone() of it.""")
 other_tensor = says("""204: {path} is at some calls the very tensor that is also another argument, in a variable or in a

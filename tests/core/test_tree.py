@@ -530,7 +530,7 @@ def test_max_records_counts_per_parent(device):
 @pytest.mark.parametrize("name", ["args[0]", "w"])
 def test_reason_for_the_limit_names_the_slot(device, name):
     w = numbers(device)
-    f = cgt.jit(two if name != "w" else lambda x: w * 2, inputs="pinned", max_records=1)
+    f = cgt.jit(two if name != "w" else lambda x: w * 2, inputs="fixed", max_records=1)
     x, y = numbers(device), numbers(device)
     for t in (x, x, y):
         cgt.step()

@@ -118,7 +118,7 @@ def distributed(x):
 READERS = [branch, by_count, by_place, masked, masked_numbers, masked_writes, as_list, on_the_host, twice, the_same_twice, equal, until, in_place, distributed]
 
 
-@pytest.mark.parametrize("inputs", ["auto", "pinned", "copied"])
+@pytest.mark.parametrize("inputs", ["auto", "fixed", "copied"])
 @pytest.mark.parametrize("function", READERS, ids=lambda f: f.__name__)
 def test_call_goes_the_way_of_its_values(device, function, inputs):
     one, two = signed(device, 1.0), signed(device, -1.0)

@@ -753,7 +753,7 @@ def test_values_read_on_the_way(device):
 
 def test_explain_shows_what_is_live(device):
     f = agree(argument(lambda x, a: x * a)(device), RATES)
-    assert "live: args[1]" in cgt.explain(f)
+    assert "numbers that may change: args[1]" in cgt.explain(f)
     f = agree(argument(lambda x, n: x * [1.0, 2.0, 3.0][n])(device), [0, 1, 2] * 10, most=4, replays=10)
     assert f"args[1] ({__file__}" in cgt.explain(f)
 
