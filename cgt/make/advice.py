@@ -32,8 +32,7 @@ def helpful_option(optimizer, scaled):
     """(what keeps an optimizer's numbers on its device, or if it is `scaled` lets it skip a step there,); () if nothing
     does."""
     groups = optimizer.param_groups
-    parameters = [p for group in groups for p in group["params"]]
-    on_cuda, floats = any(p.is_cuda for p in parameters), all(p.is_floating_point() for p in parameters)
+    on_cuda, floats = is_on_cuda(optimizer), all(p.is_floating_point() for group in groups for p in group["params"])
     lacking = {name for name in optimizer.defaults if not all(group.get(name) for group in groups)}
     capturable = on_cuda and "capturable" in optimizer.defaults
     if capturable and not scaled:
@@ -43,3 +42,8 @@ def helpful_option(optimizer, scaled):
         return ()
     option = "fused=True instead of foreach=True" if any(group.get("foreach") for group in groups) else "fused=True"
     return (f"{option}, capturable=True" if capturable else option,)
+
+
+def is_on_cuda(optimizer):
+    """Are there parameters on a GPU?"""
+    return any(p.is_cuda for group in optimizer.param_groups for p in group["params"])

@@ -469,8 +469,8 @@ def tap_calls(started: Codes, methods: dict[int, str], called: Callable, beside:
 
 
 def codes(stacks):
-    """[code objects] that each of these threads is at."""
-    return [[frame.f_code for frame in stack] for stack in stacks.values()]
+    """[code objects] that each of these threads is at, but for bystanders."""
+    return [[frame.f_code for frame in stack] for stack in stacks.values() if not is_bystander(stack)]
 
 
 # Whose threads watch, bring data, write logs, talk to a notebook or spread tests over processes; and, between two

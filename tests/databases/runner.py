@@ -45,7 +45,8 @@ class Row(NamedTuple):
 class Worker:
     """A process, what it is at, and until when it must answer."""
 
-    gpus = itertools.cycle(range(max(1, torch.cuda.device_count())))  # each process has the next one
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(max(1, torch.cuda.device_count()))))
+    gpus = itertools.cycle(visible.split(","))  # each process has the next one
 
     def __init__(self, device):
         if device == "cuda":

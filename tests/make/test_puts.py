@@ -506,12 +506,12 @@ def test_what_another_thread_stores_meanwhile_is_not_taken_for_the_calls(device)
     assert any("another thread (the other)" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
 
 
-def thread_of(names, stop):
-    """One whose stack is of modules of these names, the outermost first."""
+def thread_of(names, stop, behind="pass"):
+    """One whose stack is of modules of these names, the outermost first. `behind`: what each does when it is stopped."""
     call, ready = stop.wait, threading.Event()
     for name in reversed(names):
         space = {"__name__": name, "call": call, "ready": ready}
-        exec("def run():\n    ready.set()\n    call()", space)
+        exec(f"def run():\n    ready.set()\n    call()\n    {behind}", space)
         call = space["run"]
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
@@ -544,6 +544,22 @@ def test_threads_that_only_watch_do_not_disturb(names, disturbs, device):
         stop.set()
         getattr(thread, "cancel", int)()
         thread.join()
+
+
+@pytest.mark.parametrize(("name", "disturbs"), [("torch._inductor.pool", False), ("pools", True)])
+def test_code_that_only_watches_may_use_the_same_names(name, disturbs, device):
+    """As the thread of PyTorch's compiler does, which lives as long as the process: it reads a global variable `log`."""
+    stop, scope = threading.Event(), {"log": []}
+    exec("def function(x):\n    log.append(x * 2)", scope)
+    f, thread = cgt.jit(scope["function"]), thread_of([name], stop, "call() or log.clear()")
+    try:
+        for k in range(8):
+            f(torch.full((3,), float(k), device=device))
+    finally:
+        stop.set()
+        thread.join()
+    assert [t[0].item() for t in scope["log"]] == [2.0 * k for k in range(8)]
+    assert (cgt.stats(f).replays == 0) == disturbs, cgt.explain(f)
 
 
 @pytest.mark.parametrize("pin", [False, True])
