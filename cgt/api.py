@@ -343,8 +343,8 @@ def stats(f: Callable[..., object] | None = None) -> report.Stats:
 
 def explain(f: Callable[..., object] | None = None) -> str:
     """Text on what became of the calls of `f`: why some ran eagerly and what to change, a table of its recordings, and
-    how they treat their inputs. Without `f`: the tree of all recordings, with counts and bytes. Printed, it has lines of
-    at most 100 columns; as a str, one line for each statement.
+    how they treat their inputs. Without `f`: the tree of all recordings, with counts and bytes. Printed, it has lines
+    of at most 100 columns; as a str, one line for each statement.
 
     Raises:
         CgtError: `f` was not made by `cgt.jit`.

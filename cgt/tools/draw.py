@@ -50,7 +50,8 @@ def recording(state, node, depth, edge, apart, below):
         back = block_of(getattr(kept.backward, ATTRIBUTE), {})
         below = [*below, back._replace(edge="its backward")]
     title = report.describe_node(facts, depth)
-    return report.Block(title, edge, below, [f"on {report.device_name(facts.path)}", *lines], [(str(op), line) for op, line in kept.trail])
+    lines.insert(0, f"on {report.device_name(facts.path)}")
+    return report.Block(title, edge, below, lines, [(str(op), line) for op, line in kept.trail])
 
 
 # --- .dot -------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def explain_state(state: State) -> str:
     return "\n".join(lines)
 
 
-def wrapped(line):
+def wrapped(line: str) -> str:
     """In as many lines as it takes."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     return textwrap.fill(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
@@ -308,7 +308,7 @@ def describe_value(value: Value) -> str:
     return str(torch.frombuffer(bytearray(value.bytes), dtype=value.dtype).item())
 
 
-def device_name(path):
+def device_name(path: int) -> str:
     return "cpu" if path == 0 else f"cuda:{path - 1}"
 
 
