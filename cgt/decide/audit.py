@@ -105,7 +105,7 @@ def compare(
     if core.fn_counts(state.f)[3] == replayed or any(answer.unsafe for answer in answers):
         return False, result  # no replay, or what its parts wrote to is not known as it was before
     mine = Result.of(result)
-    after = take(scope)
+    after: Any = take(scope)
     if threads_beside():
         scope, before, after = narrowed(scope, before, after, state.keep[node])
     if answers:  # these parts drew what they drew, and are not run again
