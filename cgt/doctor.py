@@ -82,9 +82,9 @@ def doctor(fn: Callable[..., object], *args: object, more: tuple = (), **kwargs:
     It is called with the arguments as they are. If that replays, variations follow: other values in new tensors
     (elements of the old ones, drawn anew); two batch sizes in turn (the first dimension that the tensors have in
     common, and one less); all modules that it reaches in `train()` and `eval()` in turn. A variation in which `fn`
-    itself raises is left out. The calls are those of functions of their own, made by `cgt.jit(fn)`; some are plain ones, which
-    are timed. Afterwards parameters, gradients, buffers, optimizers, random generators and whatever else `fn` can reach
-    are as they were. What it prints or writes to files it does at each call.
+    itself raises is left out. The calls are those of functions of their own, made by `cgt.jit(fn)`; some are plain
+    ones, which are timed. Afterwards parameters, gradients, buffers, optimizers, random generators and whatever else
+    `fn` can reach are as they were. What it prints or writes to files it does at each call.
 
     Args:
         fn: what `cgt.jit` takes, or what it made.
