@@ -105,13 +105,13 @@ def doctor(fn: Callable[..., object], *args: object, more: tuple = (), **kwargs:
     """
     plain = plain_of(fn)
     jit(plain)  # says what it does not take
-    findings, tried, states, changed = [], [], [], []
+    findings, tried, made, changed = [], [], [], []
     with warnings.catch_warnings(), as_it_was(plain, args, kwargs, changed) as reached:
         warnings.simplefilter("ignore", errors.CgtWarning)
 
         def examine_kind(when, given):
             site, met, took = examined(plain, given)
-            states.append(getattr(site, sites.ATTRIBUTE))
+            made.append(site)
             findings.extend(Finding(n, text, when) for text, n in met.items())
             tried.extend([] if met or not when else [when])
             return site, took
@@ -126,6 +126,7 @@ def doctor(fn: Callable[..., object], *args: object, more: tuple = (), **kwargs:
                 examine_kind(when, given)
         for k, one in enumerate(more):
             examine_kind(f"more[{k}]", lambda one=one: (one, kwargs))
+        states = [getattr(site, sites.ATTRIBUTE) for site in made]
         s = report.stats_of(states)
         found = Diagnosis(states[0].name, s.calls, s.replays, tuple(findings), slow_in(states), tuple(tried))
     return found._replace(seconds=seconds, replay_seconds=replay, pays_after=pays, changed=next(iter(changed), None))

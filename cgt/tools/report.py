@@ -229,17 +229,17 @@ def told_apart(state: State, nodes: Sequence[int]) -> dict[int, list[str]]:
 
 
 def led_to(state: State, nodes: Sequence[int]) -> dict[int, list[str]]:
-    """{recording: the values that it read, what ran before it if they differ in that, and what has changed since}."""
+    """{recording: the values that it read, what ran before it if they differ in that, and which places held something
+    else than when earlier ones were made}."""
     owner = {node: one.name for one in sites.states() for node in core.fn_nodes(one.f)}
     parents = {node: core.node_facts(node).parent for node in nodes}
     told = {}
     for node, parent in parents.items():
-        kept, place = state.keep[node], core.node_misplaced(node)
+        kept = state.keep[node]
         told[node] = [f"{os.path.basename(v.line)} = {describe_value(v)}" for v in kept.values]
         if len(set(parents.values())) > 1:
             told[node].append(f"behind {owner[parent]}" if parent in owner else "first of its iteration")
-        if place != NONE:
-            told[node].append(f"{kept.place_paths[place]} as it was then")
+        told[node] += [f"another {path}" for path in sorted(kept.changed)]
     return told
 
 

@@ -146,7 +146,7 @@ def test_explain_names_the_values_and_their_lines(device):
     f = drive(branch, [(signed(device, 1.0),)] * 3 + [(signed(device, -1.0),)] * 3, inputs="copied")
     told = cgt.explain(f)
     line = branch.__code__.co_firstlineno + 2
-    assert f"test_segments.py:{line} True" in told and f"test_segments.py:{line} False" in told
+    assert f"test_segments.py:{line} = True" in told and f"test_segments.py:{line} = False" in told
 
 
 def test_explain_draws_the_ways(device):
