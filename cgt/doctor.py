@@ -6,6 +6,7 @@ import math
 import runpy
 import sys
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -21,12 +22,13 @@ from .decide import audit, dispatch, sites
 from .look import containers, places
 from .make.plan import reach_generators
 from .tools import report
-from .words import errors, options, pytree
+from .words import errors, pytree
 
 # Calls of one kind at most: more than a function may have recordings (max_records), so that it says why none fits.
 TRIES = 12
 ENOUGH = 2  # replays in a row, behind which the next calls are taken to replay, too
 TIMED = 5  # replays, and plain calls, of which the fastest counts: some replays are compared with eager
+MOST = 1_000_000  # places that are looked at: a model of transformers leads to 60,000, in a third of a second
 
 
 class Finding(NamedTuple):
@@ -212,13 +214,14 @@ def as_it_was(function, args, kwargs, changed):
     """Objects that the function can reach; afterwards they are as they were. `changed`: gets a sentence if not."""
     roots = containers.named(args, kwargs)
     given = [(path, t) for path, one in roots for t in pytree.tensors_in(one)]
-    found = places.find_places(function, roots, None, given, options.MAX_PLACES)
+    found = places.find_places(function, roots, None, given, MOST)
     if found is None:
         changed.append("the function reaches too much to look at all of it")
         yield []
         return
     reached = [function, *(one for _, one in roots), *(place.want for place in found.places)]
-    scope = scope_of(found, [t for _, t in given], args, kwargs, reached)
+    mine = found._replace(places=[p for p in found.places if not is_librarys(p.home, function)])
+    scope = scope_of(mine, [t for _, t in given], args, kwargs, reached)
     try:
         held = audit.take(scope)
     except torch.OutOfMemoryError:
@@ -233,13 +236,22 @@ def as_it_was(function, args, kwargs, changed):
             audit.give_back(scope, held, ran=False)
 
 
+def is_librarys(home, function):
+    """Is this another module's variables? What a library sets up when it is first used stays so."""
+    if type(home) is not dict or home is getattr(function, "__globals__", None):
+        return False
+    module = sys.modules.get(home.get("__name__"))
+    return module is not None and getattr(module, "__dict__", None) is home
+
+
 def scope_of(found, given, args, kwargs, reached):
     """The audit's Scope of all that was found."""
     tensors = list({id(t): t for t in (*given, *(t for _, t in found.tensors))}.values())
     homes = [home for home, _ in containers.contents([*args, *kwargs.values()])]
     homes += [p.home for p in found.places if p.kind in (DICT_LEN, LIST_LEN)]
     homes += [p.want for p in found.places if type(p.want) in containers.NO_PLACES]
-    homes += [vars(owner) for owner in found.owners.values() if owner is not None]
+    owned = [places.dict_of(owner) for owner in found.owners.values() if not isinstance(owner, types.ModuleType)]
+    homes += [home for home in owned if home is not None]
     return audit.Scope(
         device=-1, paths=[], tensors=tensors, written=[True] * len(tensors), spent=[], places=found.places,
         place_paths=[place.path for place in found.places], homes=list({id(home): home for home in homes}.values()),

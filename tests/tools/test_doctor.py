@@ -17,7 +17,6 @@ from helpers import counts, jit_warm, same, tells, values
 from torch import nn
 
 import cgt
-from cgt.words import options
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTED, DRAWN = iter(range(1 << 62)), np.random.default_rng(0)
@@ -185,7 +184,7 @@ def test_nothing_is_changed(device, optimizer, seen):
 
 
 def test_what_cannot_be_put_back_is_told(device, monkeypatch):
-    monkeypatch.setattr(options, "MAX_PLACES", 1)
+    monkeypatch.setattr(sys.modules["cgt.doctor"], "MOST", 1)
     o = SimpleNamespace(a=1, b=2, c=3)
     found = cgt.doctor(lambda x: x * o.a * o.b * o.c, values(device))
     assert "not put back: the function reaches too much" in told(found)
