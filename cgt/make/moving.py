@@ -94,10 +94,19 @@ def find_puts(
             rows.append(place._replace(want=None) if changed else place)  # nobody keeps what was there
             free.extend([at] if changed else [])
         how = keeps and keeps(put.where, put.name, put.owner, place.home if place.kind == LIST_LEN else None)
-        if how is None or (changed and any(put[:2] in (one.others.keys() | one.stores) for one in beside)):
+        names = [put[:2], put.name[0]] if put.where == ENTRY else [put[:2]]
+        if how is None or (changed and any(not (one.others.keys() | one.stores).isdisjoint(names) for one in beside)):
+            return None
+        if put.where == ENTRY and not is_at_one_place(plan, plan.places[at].home):
             return None
         puts.extend([(put, at)] if changed else [])
     return rows, frozenset(free), puts
+
+
+def is_at_one_place(plan, container):
+    """Or may code come to it by other names?"""
+    at = sum(place.want is container for place in plan.places)
+    return at == 1 and plan.found.owners.get(id(container), NOBODY) is NOBODY
 
 
 def find_flags(plan: Plan, known: set[int]) -> list[int]:
@@ -141,11 +150,17 @@ def keeper(ran: set[types.CodeType]) -> Callable[[str, str, object, object], str
         return None
     reads = set().union(*(one.reads for one in others))
     reads.update(advance[:2] for one in others for advance in one.advances)
+    asked = {name for one in others for name in one.others}
 
     def keeps(where, name, owner, value):
-        found = [(where, name), (ATTRIBUTE, name)] if where == GLOBAL else [(where, name)]
+        at, base = name[0] if where == ENTRY else (where, name)
+        found = bases = [(at, base), (ATTRIBUTE, base)] if at == GLOBAL else [(at, base)]
+        if where == ENTRY:
+            found = [(ENTRY, (one, name[1])) for one in bases]
+            if not (asked.isdisjoint(bases) and stores.isdisjoint(found)):  # for more than entries by constant keys
+                return None
         stored, appended = not stores.isdisjoint(found), not appends.isdisjoint(found)
-        if stored == appended or not reads.isdisjoint(found) or (owner is not None and not is_bare(owner, name)):
+        if stored == appended or not reads.isdisjoint(found) or (owner is not None and not is_bare(owner, base)):
             return None
         return "store" if stored else "append" if type(value) is list else None
 
