@@ -96,8 +96,8 @@ number_decides = says("""110: {path} is used for more than arithmetic and operat
     needs a recording. Pass it as a tensor, or only compute with it.""")
 number_raised = says("""111: the function raised {text} when a stand-in was passed for a number, so each value needs a
     recording.""")
-number_kept = says("""112: something that is computed from {path}, a number that changes from call to call, outlives the
-    call. Pass the number as a tensor.""")
+number_kept = says("""112: a number computed from {path} outlives the call in a place that cgt does not follow, such as
+    a deque, a set or a closure. Keep it in a list or an attribute, or return it.""")
 number_saved = says("""113: a backward outside of the function, compiled code or another thread may look at a number of
     the function's, so each value of one needs a recording.""")
 number_type = says("""114: the function asks for an exact type with type(x), calls a method such as __le__ by its name,
