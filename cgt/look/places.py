@@ -230,7 +230,7 @@ def is_kept(walk, kind, home, key, value, path, where, owner, name=None):
     if how is not None and mark not in walk.known:
         walk.known.add(mark)
         walk.found.kept.append(Put(where, name, owner, place))
-    if where != ENTRY and type(value) in DICTS:
+    if type(value) in DICTS:
         walk.named[id(value)] = (where, name), owner
     return how is not None
 
@@ -238,7 +238,7 @@ def is_kept(walk, kind, home, key, value, path, where, owner, name=None):
 def is_kept_entry(walk, entries, key, value, path):
     """The same of an entry of a dict, by a key that code may name."""
     container, owner = walk.named.get(id(entries), (None, None))
-    is_named = container is not None and type(value) is list and is_simple(key)
+    is_named = container is not None and is_simple(key) and (type(value) is list or type(value) in DICTS)
     return is_named and is_kept(walk, DICT_ITEM, entries, key, value, path, ENTRY, owner, (container, key))
 
 

@@ -216,6 +216,7 @@ BOOKS = {
     "several": ("book['a'].append(%); book['b'].append(2 * %); book['n'] += 1", "book = {'a': [], 'b': [], 'n': 0}"),
     "attribute": ("o.book['a'].append(%)", "o.book = {'a': []}"),
     "factory": ("book['a'].append(%)", "book = collections.defaultdict(list)"),
+    "nested": ("book['x']['a'].append(%); book['n'] += 1", "book = {'x': {'a': []}, 'n': 0}"),
     "number as a key": ("book[0].append(%)", "book = {0: []}"),
 }
 BOOKS_READ = {
@@ -226,6 +227,11 @@ BOOKS_READ = {
     "the list": ("book['a'].append(%); y = y + len(rows)", "rows = []; book = {'a': rows}"),
     "default": ("book['a'].append(%); y = y + f()", "book = {'a': []}\ndef f(d=book): return len(d['a'])"),
     "default of a factory": ("book['a'].append(%); y = y + f()", "book = collections.defaultdict(list)\ndef f(d=book): return len(d['a'])"),
+    "nested": ("book['x']['a'].append(%); y = y + len(book['x']['a'])", "book = {'x': {'a': []}}"),
+    "nested, the inner one": ("book['x']['a'].append(%); y = y + f(book['x'])", "book = {'x': {'a': []}}\ndef f(d): return len(d['a'])"),
+    "nested, the outer one": ("book['x']['a'].append(%); y = y + sum(len(d['a']) for d in book.values())", "book = {'x': {'a': []}}"),
+    "nested, another name": ("book['x']['a'].append(%); y = y + len(inner['a'])", "inner = {'a': []}; book = {'x': inner}"),
+    "nested, a default": ("book['x']['a'].append(%); y = y + f()", "book = {'x': {'a': []}}\ndef f(d=book): return len(d['x']['a'])"),
     "tuple": ("book['a'].append(%); y = y + len(pair[0]['a'])", "book = {'a': []}; pair = (book, 1)"),
     "closure": ("book['a'].append(%); y = y + f()", "book = {'a': []}\ndef make(d):\n    return lambda: len(d['a'])\nf = make(book)"),
     "given to a helper": ("book['a'].append(%); y = y + f(book)", "book = {'a': []}\ndef f(d): return len(d['a'])"),
@@ -244,9 +250,9 @@ def keep_book(jit, device, text, setup):
         y = f(values(device, seed=k))
         found.append((y.clone(), copy.deepcopy({name: scope.get(name) for name in ("book", "rows")}), list(vars(scope["o"]).items())[-1]))
         if k == 10:
-            scope.get("book", {}).update(a=[])  # another list
+            (scope.get("book", {}).get("x") or scope.get("book", {})).update(a=[])  # another list
         if k == 12:
-            scope.get("book", {"a": []})["a"].append(7.0)
+            (scope.get("book", {}).get("x") or scope.get("book", {"a": []})).setdefault("a", []).append(7.0)
     return f, found
 
 
