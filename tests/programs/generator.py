@@ -213,7 +213,7 @@ KINDS = {
         """
         o.book['a'].append({value}.item()) | o.book['b'].append(n) | x = x * 2 | n = {value}.item() | n = len(o.book['a'])
         k = len(o.alias['a']) | o.alias = o.book | o.book['b'] = o.book['a'] | x = x + len(o.book) | d = o.book; d['a'].append(1)
-        x = x + len(list(o.book.values())[0]) % 3 | for v in o.book.values(): n = n + (len(v) if isinstance(v, list) else v)
+        x = x + len(list(o.book.values())[0]) % 3 | for v in o.book.values(): n = n + (len(v) if hasattr(v, '__len__') else v)
         o.book['x']['a'].append(n) | x = x + len(o.book['x']['a']) | d = o.book['x']; d['a'].append(2) | o.alias = o.book['x']
         x = x + (1 if o.book['b'] else 2) | x = x + sum(o.book['b'][-1:]) | o.book.setdefault('c', []).append(1) | o.book['n'] = n
         """,
