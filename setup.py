@@ -26,11 +26,24 @@ import threading
 import time
 from pathlib import Path
 
-import Cython
-import torch
-from Cython.Build import cythonize
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+try:
+    import Cython
+    import torch
+    from Cython.Build import cythonize
+except ImportError as error:
+    sys.exit(
+        f"cgt cannot be built: {error.name} is not installed. Install torch, then what builds beside it:"
+        " pip install -r requirements-build.txt"
+    )
+if int(setuptools.__version__.split(".")[0]) < 77:  # it does not understand pyproject.toml
+    sys.exit(
+        f"cgt cannot be built: setuptools {setuptools.__version__} is older than 77."
+        " Install what builds it: pip install -r requirements-build.txt"
+    )
 
 HERE = Path(__file__).resolve().parent
 DEBUG = os.environ.get("CGT_DEBUG", "0") == "1"

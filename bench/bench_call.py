@@ -54,7 +54,7 @@ def test_hit_over_the_launch_alone(cuda, compare, captured, settled, figure):
     figure("hit over eager", us["cgt"] / us["eager"], "×")
 
 
-@pytest.mark.parametrize("binding", ["unused", "pinned"])
+@pytest.mark.parametrize("binding", ["unused", "fixed"])
 def test_each_further_leaf(device, compare, settled, figure, binding):
     """A list of 65 tensors over a list of one; the recording is empty, so nothing is launched."""
 

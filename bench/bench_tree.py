@@ -175,7 +175,7 @@ def test_siblings_that_do_not_match(device, compare, settled, figure, apart):
 
     def add(n):
         calls = CALLS[apart](torch.rand(N, device=device), n + 1)
-        f = settled(cgt.jit(looks, inputs="pinned", max_records=n + 1), *calls)
+        f = settled(cgt.jit(looks, inputs="fixed", max_records=n + 1), *calls)
         assert cgt.stats(f).records == n + 1 and cgt.stats(f).graph_nodes == 0
         row = state_of(f).f
         turns, names = "f(*a); f(*b)", {"f": f, "a": calls[0], "b": calls[1]}

@@ -55,7 +55,7 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
             it. "rescue" moves it to ordinary memory; "error" makes a later access raise; "borrow"
             lets it be overwritten.
         inputs: "auto" pins tensors whose address is stable and copies the rest inside the graph;
-            "pinned" records again when an address changes; "copied" copies every plain argument.
+            "fixed" records again when an address changes; "copied" copies every plain argument.
         dynamic: names of arguments that are numbers and other ones at each call. One that changes is
             found out by itself, at the price of a call or two; this says it in advance.
         audit: which replays of each recording run eagerly, too, from the same state, and are compared bit by
@@ -342,16 +342,17 @@ def stats(f: Callable[..., object] | None = None) -> report.Stats:
 
 
 def explain(f: Callable[..., object] | None = None) -> str:
-    """Text on what became of the calls of `f`: its recordings, how each input is bound, why calls
-    ran eagerly and what to change. Without `f`: the tree of all recordings, with counts and bytes.
+    """Text on what became of the calls of `f`: why some ran eagerly and what to change, a table of its recordings, and
+    how they treat their inputs. Without `f`: the tree of all recordings, with counts and bytes. Printed, it has lines
+    of at most 100 columns; as a str, one line for each statement.
 
     Raises:
         CgtError: `f` was not made by `cgt.jit`.
     """
     if f is None:
-        return core.held(lambda: report.explain_tree(sites.states()))
+        return report.Explanation(core.held(lambda: report.explain_tree(sites.states())))
     state = state_of(f)
-    return core.held(lambda: report.explain_state(state))
+    return report.Explanation(core.held(lambda: report.explain_state(state)))
 
 
 def show(f: Callable[..., object], path: str | os.PathLike[str]) -> None:

@@ -227,6 +227,7 @@ class Kept(NamedTuple):
     told: frozenset  # (op, kernel) of what is told where inputs lie
     changes: bool  # it does more than to return results
     draws: bool  # random numbers
+    changed: set  # as of Plan: why it was made
 
 
 class Leaves(NamedTuple):

@@ -127,7 +127,7 @@ def write(model, device, length, temperature=0.7):
         character = torch.multinomial((next_logits(window) / temperature).softmax(-1), 1)
         window = torch.cat([window[:, 1:], character[None]], 1)
         written.append(character.item())
-    return PROMPT + decode(written), next_logits
+    return PROMPT + decode(written)
 
 
 def batches(steps, device):
@@ -173,14 +173,21 @@ def coloured(text, colour):
     return f"\033[1;{colour}m{text}\033[0m" if sys.stdout.isatty() else text
 
 
-def shortened(text, lines):
-    rows = text.splitlines()
-    return "\n".join(rows[:lines] + [f"... {len(rows) - lines} more lines"] * (len(rows) > lines))
-
-
-def counts(f):
-    counters = cgt.stats(f)._asdict()
-    return "  ".join(f"{name} {n}" for name, n in counters.items() if not isinstance(n, dict))
+def summary(steps, device, eager, ours, replays):
+    """What happened, what it means, and where to go on."""
+    gain = eager / ours
+    made = f"{1e3 * ours:.2f} ms instead of {1e3 * eager:.2f} ms"
+    if device.type == "cuda":
+        means = "A replay is one launch: the GPU waits for Python no more."
+    else:
+        means = "On a CPU only Python's own share of a step goes away. A GPU also waits less between kernels: see README.md."
+    return [
+        f"The step (forward, backward, AdamW) was recorded once and replayed in {replays} of {steps} calls.",
+        f"A step takes {made} on this machine: {gain:.1f} × as fast. All {steps} losses are equal to eager's, bit by bit.",
+        means,
+        "For your own function: print(cgt.doctor(f, *args)). It tells what replays, what does not, and when it pays.",
+        "Go on with docs/tutorial.md.",
+    ]
 
 
 def arguments():
@@ -209,21 +216,16 @@ def main() -> int:
 
     _, _, eager_losses, eager = train(options.steps, device, lambda f: f, "eager")
     model, train_step, losses, ours = train(options.steps, device, cgt.jit, "cgt")
-
-    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-    print(f"time per step (median)   eager {eager * 1e3:.3f} ms   cgt {ours * 1e3:.3f} ms")
-    print(f"train_step   {counts(train_step)}")
-
-    text, next_logits = write(model, device, options.length)
-    print(f"next_logits  {counts(next_logits)}")
-    print(f"\ncgt.explain(train_step):\n{shortened(cgt.explain(train_step), 16)}")
-    print(f"\nwhat it writes:\n{text}\n")
+    text = write(model, device, options.length)
+    print(f"\nloss {losses[0]:.3f} -> {losses[-1]:.3f}; what the model writes now:\n\n{text}\n")
+    print(cgt.explain(train_step), end="\n\n")
 
     i = first_difference(losses, eager_losses)
     if i is not None:
         print(coloured(f"the losses are not eager's: step {i}, cgt {losses[i]!r}, eager {eager_losses[i]!r}", RED))
         return 1
-    print(coloured(f"{eager / ours:.1f} × faster, {options.steps} losses bit-equal", GREEN))
+    for line in summary(options.steps, device, eager, ours, cgt.stats(train_step).replays):
+        print(coloured(line, GREEN))
     return 0
 
 

@@ -105,7 +105,7 @@ def compare(
     if core.fn_counts(state.f)[3] == replayed or any(answer.unsafe for answer in answers):
         return False, result  # no replay, or what its parts wrote to is not known as it was before
     mine = Result.of(result)
-    after = take(scope)
+    after: Any = take(scope)
     if threads_beside():
         scope, before, after = narrowed(scope, before, after, state.keep[node])
     if answers:  # these parts drew what they drew, and are not run again
@@ -377,7 +377,7 @@ def put_bytes(t, kept):
         core.fixed(t).view(torch.uint8)[start : start + kept.numel()].copy_(kept)
 
 
-def take(scope):
+def take(scope: Scope) -> Held:
     """What there is now."""
     grads = [(t, t.grad, None if t.grad is None else keep(t.grad, True)) for t in scope.tensors if t.is_leaf]
     return Held(
@@ -405,7 +405,7 @@ def narrowed(scope, before, after, kept):
     return of(scope, "homes"), of(before, "contents"), of(after, "contents")._replace(generators=[])
 
 
-def give_back(scope, held, ran=True):
+def give_back(scope: Scope, held: Held, ran: bool = True) -> None:
     """Let it be so again. `ran`: the recording did since, and where a .grad lay that it replaced something else may lie
     by now."""
     core.histories_restore(held.histories)

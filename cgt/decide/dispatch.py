@@ -506,7 +506,7 @@ def add_node(call, plan, seen, draft):
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose,
         moving.told(plan, code_of(state)), live.told(seen.live, plan.places), core.record_seconds(),
         seen.reads.values, seen.cuts.forks, islands.told(seen), seen.run.ops, seen.trail, frozenset(seen.copied.told),
-        audit.changes(seen, draft), seen.random,
+        audit.changes(seen, draft), seen.random, plan.changed,
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, state.keep, kept, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,

@@ -214,11 +214,21 @@ def that_disturb(fresh: set[types.CodeType], known: set[types.CodeType]) -> list
         return []
     names = {advance[:2] for code in known for advance in advances_of(code)}
     kept = {name for code in keepers(known) for name in moves_of(code).stores | moves_of(code).appends}
+    containers = {one for name in kept for one in containers_of(name)}  # asked for entries by constant keys alone
     moves = [(one, moves_of(one)) for one in disturbers(fresh, names | kept)]
     return [
         one for one, found in moves
-        if found.opens or not (names.isdisjoint(found.others) and kept.isdisjoint(found.reads))
+        if found.opens or not ((names | containers).isdisjoint(found.others) and kept.isdisjoint(found.reads))
     ]  # fmt: skip
+
+
+def containers_of(name: tuple[str, Any]) -> list[tuple[str, Any]]:
+    """(where, name) of the container in which an entry lies, of the one in which that lies, ...; [] if it is none."""
+    found = []
+    while name[0] == b.ENTRY:
+        name = name[1][0]
+        found.append(name)
+    return found
 
 
 def keepers(codes: Iterable[types.CodeType]) -> list[types.CodeType]:

@@ -51,9 +51,11 @@ from ..run.taps import is_reader
 from ..words import wrappers
 from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is_sharded_module, knows_sharding
 from . import blinds
+from .bytecode import ENTRY
 from .code import code_reads, family, is_ambient, parts_of
 
 MISSING, value_at = core.MISSING, core.value_at
+DICTS = (dict, collections.defaultdict, collections.OrderedDict)
 MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entries are not guarded
 
 
@@ -117,6 +119,7 @@ class Walk(NamedTuple):
     ran: set | None  # code objects that count; None: all
     keeps: Any  # (where, name, owner, value) -> what the code that ran only does under this name: see moving.keeper
     hidden: Any  # paths of those in which a blind lies while the function is recorded (blinds.py)
+    named: dict  # id of a dict -> ((where, name), owner) of the place that leads to it
 
 
 def find_places(
@@ -134,7 +137,7 @@ def find_places(
     function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`,
     `hidden`: see Walk."""
     found = maker_of(Found)()
-    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps, hidden)
+    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps, hidden, {})
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within(collector_off(), lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -184,7 +187,7 @@ def look_everywhere(walk, function, roots, arguments, most):
 
 def visit(walk, thing, path, at_place=False):
     cls = type(thing)
-    if not at_place and (cls is dict or cls is list):
+    if not at_place and (cls is list or cls in DICTS):
         walk.found.owners[id(thing)] = None
     rule = walk.rules.get(id(cls), MISSING)
     if rule is MISSING:
@@ -211,14 +214,14 @@ def add_and_visit(walk, kind, home, key, value, path):
     visit(walk, value, path, at_place=True)
 
 
-def is_kept(walk, kind, home, key, value, path, where, owner):
+def is_kept(walk, kind, home, key, value, path, where, owner, name=None):
     """Does the code only store there, or append to what is there? Then what is there is looked at by nobody."""
     if path in walk.hidden and blinds.fits(value):
         at = len(walk.found.places)
         add(walk, kind, home, key, value, path)
         walk.found.hidden.extend(range(at, len(walk.found.places)))
         return True
-    name = path if kind == CELL else key
+    name = name or (path if kind == CELL else key)
     how = walk.keeps(where, name, owner, value) if walk.keeps is not None else None
     if how == "append":
         add(walk, kind, home, key, value, path)
@@ -227,7 +230,16 @@ def is_kept(walk, kind, home, key, value, path, where, owner):
     if how is not None and mark not in walk.known:
         walk.known.add(mark)
         walk.found.kept.append(Put(where, name, owner, place))
+    if type(value) in DICTS:
+        walk.named[id(value)] = (where, name), owner
     return how is not None
+
+
+def is_kept_entry(walk, entries, key, value, path):
+    """The same of an entry of a dict, by a key that code may name."""
+    container, owner = walk.named.get(id(entries), (None, None))
+    is_named = container is not None and is_simple(key) and (type(value) is list or type(value) in DICTS)
+    return is_named and is_kept(walk, DICT_ITEM, entries, key, value, path, ENTRY, owner, (container, key))
 
 
 def is_simple(key: object) -> bool:
@@ -388,7 +400,9 @@ def walk_dict(walk, entries, path):
         for index, (key, value) in enumerate(list(dict.items(entries))):
             # no repr of other keys: a tensor's would read the device
             text = repr(key) if is_simple(key) else f"<{NAME_OF(type(key))} {index}>"
-            add_and_visit(walk, DICT_ITEM, entries, key, value, f"{path}[{text}]")
+            path_of = f"{path}[{text}]"
+            if not is_kept_entry(walk, entries, key, value, path_of):
+                add_and_visit(walk, DICT_ITEM, entries, key, value, path_of)
     if derives(type(entries), (collections.defaultdict,)):
         factory = f"{path}.default_factory"
         add_and_visit(walk, ATTR, entries, "default_factory", entries.default_factory, factory)

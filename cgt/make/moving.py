@@ -94,10 +94,22 @@ def find_puts(
             rows.append(place._replace(want=None) if changed else place)  # nobody keeps what was there
             free.extend([at] if changed else [])
         how = keeps and keeps(put.where, put.name, put.owner, place.home if place.kind == LIST_LEN else None)
-        if how is None or (changed and any(put[:2] in (one.others.keys() | one.stores) for one in beside)):
+        containers = flow.containers_of(put[:2])
+        names = [put[:2], *containers]
+        if how is None or (changed and any(not (one.others.keys() | one.stores).isdisjoint(names) for one in beside)):
+            return None
+        if containers and not is_at_one_place(plan, plan.places[at].home, len(containers)):
             return None
         puts.extend([(put, at)] if changed else [])
     return rows, frozenset(free), puts
+
+
+def is_at_one_place(plan, container, depth):
+    """Or may code come to it, or to one of so many around it, by other names?"""
+    homes = [place.home for place in plan.places if place.want is container]
+    if len(homes) != 1 or plan.found.owners.get(id(container), NOBODY) is not NOBODY:
+        return False
+    return depth == 1 or is_at_one_place(plan, homes[0], depth - 1)
 
 
 def find_flags(plan: Plan, known: set[int]) -> list[int]:
@@ -141,15 +153,29 @@ def keeper(ran: set[types.CodeType]) -> Callable[[str, str, object, object], str
         return None
     reads = set().union(*(one.reads for one in others))
     reads.update(advance[:2] for one in others for advance in one.advances)
+    asked = {name for one in others for name in one.others}
 
     def keeps(where, name, owner, value):
-        found = [(where, name), (ATTRIBUTE, name)] if where == GLOBAL else [(where, name)]
+        found, containers = ways_to((where, name)), flow.containers_of((where, name))
+        base = containers[-1][1] if containers else name
+        if not asked.isdisjoint(way for one in containers for way in ways_to(one)):
+            return None  # for more than entries by constant keys
         stored, appended = not stores.isdisjoint(found), not appends.isdisjoint(found)
-        if stored == appended or not reads.isdisjoint(found) or (owner is not None and not is_bare(owner, name)):
+        if stored == appended or not reads.isdisjoint(found) or (owner is not None and not is_bare(owner, base)):
+            return None
+        if stored and containers:
             return None
         return "store" if stored else "append" if type(value) is list else None
 
     return keeps
+
+
+def ways_to(name):
+    """All (where, name) by which code may mean this one: a global variable is an attribute of its module."""
+    if name[0] == ENTRY:
+        container, key = name[1]
+        return [(ENTRY, (way, key)) for way in ways_to(container)]
+    return [name, (ATTRIBUTE, name[1])] if name[0] == GLOBAL else [name]
 
 
 def summed(found: list[Place], owners: dict[int, object], ran: set[types.CodeType], positions: list[int]) -> list[int]:

@@ -337,7 +337,7 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
     backward that begin at one address (the gradient of a sum is the sum's own, expanded). `named`: [(slot, path), ...]
     of arguments, and of what is followed. `written`: ids of the tensors that the function writes. `leaves`: so many
     slots are arguments. `moves`: as of Plan."""
-    if state.opts.inputs == "pinned" or (state.learnt.hidden and state.graph is None):
+    if state.opts.inputs == "fixed" or (state.learnt.hidden and state.graph is None):
         return [], {}
     moved = {k for _, slots, first in moves if not first for k in slots}
     named = [

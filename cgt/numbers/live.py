@@ -460,6 +460,7 @@ def close(seen: Seen, box: list) -> object:
     if trace.alive():
         collect()
     escaped = trace.alive()
+    rows = [one.node.row for one in escaped]
     trace.over = True
     for one in escaped:
         replace(one, one.node.value)
@@ -476,7 +477,8 @@ def close(seen: Seen, box: list) -> object:
     if trace.changed is not None:
         refuse(seen, errors.changed_arguments(trace.changed))
     if escaped:
-        refuse(seen, errors.number_kept(trace.sources[0].path if trace.sources else READ))
+        names = [*(source.path for source in trace.sources), READ]  # NONE: the last
+        refuse(seen, errors.number_kept(names[source_of(trace, rows[0])]))
     line = looked_at(trace)
     if line is not None:
         refuse_read(seen, line)

@@ -21,11 +21,12 @@ MOST = 64  # letters of a line in a picture
 
 def block_of(state: State, owners: dict[int, State]) -> report.Block:
     """The Block of a function. `owners`: recording -> State, of all."""
-    counts, apart = report.stats_of([state]), report.told_apart(state)
+    counts = report.stats_of([state])
     head, *reasons = report.verdict(state.name, counts)
     facts = [head.removeprefix(f"{state.name}: "), report.describe_counts(counts), *map(str.strip, reasons)]
     facts += [report.describe_rescues(counts)] if counts.rescues else []
     nodes = {node: core.node_facts(node) for node in core.fn_nodes(state.f) if node in state.keep}
+    apart = report.told_apart(state, list(nodes))
 
     def led_by(node):
         parent = nodes[node].parent
@@ -41,15 +42,16 @@ def block_of(state: State, owners: dict[int, State]) -> report.Block:
 def recording(state, node, depth, edge, apart, below):
     """The Block of a recording, behind `depth` segments that it shares; its backward is one more below it."""
     kept, facts = state.keep[node], core.node_facts(node)
-    head, *lines = map(str.strip, report.explain_node(state, node, apart))
+    lines = [f"for {report.some(apart)}"] if apart else []
+    lines += report.explain_node(kept, facts)
     guarded = f": {report.some(kept.place_paths)}" if kept.place_paths else ""
     lines.append(f"guards {len(kept.place_paths)} places{guarded}")
     if kept.backward is not None:
         back = block_of(getattr(kept.backward, ATTRIBUTE), {})
         below = [*below, back._replace(edge="its backward")]
     title = report.describe_node(facts, depth)
-    device = head.removeprefix("recording ").partition(":")[0]
-    return report.Block(title, edge, below, [device, *lines], [(str(op), line) for op, line in kept.trail])
+    lines.insert(0, f"on {report.device_name(facts.path)}")
+    return report.Block(title, edge, below, lines, [(str(op), line) for op, line in kept.trail])
 
 
 # --- .dot -------------------------------------------------------------------------------------------
@@ -104,9 +106,10 @@ def unfolding(block):
 
 
 LEGEND = (
-    "pinned: the recording reads the tensor where it lies, and fits while it lies there. "
-    "copied: each replay copies it first, from wherever it is. by value: a number on the CPU, part of the recording. "
-    "followed: whatever tensor lies in that place. written: the recording writes it."
+    "fixed: the recording reads the tensor where it lies, and fits while it lies there. "
+    "moving: the tensor may lie elsewhere at each call. copied: each replay copies it first, from wherever it is. "
+    "by value: a number on the CPU, part of the recording. followed: whatever tensor lies in that place. "
+    "written: the recording writes it."
 )
 PAGE_STYLE = (
     "body{font:14px system-ui,sans-serif;margin:1.5em;color:#1f2328;background:#fff}"

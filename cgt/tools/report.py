@@ -1,7 +1,9 @@
 """What cgt tells about itself: counters as a NamedTuple, and the same with reasons as text. Other threads free
 no rows meanwhile (core.held), but they count reasons, and a finalizer may ask about a row that is being freed."""
 
+import os
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,8 +12,9 @@ import torch
 from cgt_core import COPIED, EQUAL, NONE, PINNED, PLAIN, REBOUND, VALUE
 
 from ..cuts.segments import Value
-from ..data import State
-from ..decide.dispatch import ATTRIBUTE
+from ..data import Kept, State
+from ..decide import sites
+from ..decide.sites import ATTRIBUTE
 from ..words import options, pytree
 
 
@@ -35,6 +38,16 @@ class Stats(NamedTuple):
     audited: int  # replays that were compared with eager
 
 
+class Explanation(str):
+    """Text, a statement a line. Where it is printed or shown, long lines are wrapped."""
+
+    def __str__(self):
+        return "\n".join(map(wrapped, self.splitlines()))
+
+    __repr__ = __str__
+
+
+COLUMNS = 100  # of a printed line
 COUNTERS = Stats._fields[:10]  # what core.fn_counts tells
 MEASURED = re.compile(r"\d[\d.]* (?=(ms|µs|s|calls|times already)\b)")  # numbers that make no other reason
 PHASES = ("restore", "capture", "instantiate", "checkpoint")  # Phase in cgt_core.pxd
@@ -135,10 +148,9 @@ def explain_state(state: State) -> str:
     """What happened to the calls of one function, as text: the verdict, what to change, what was recorded."""
     s = stats_of([state])
     lines = [*verdict(state.name, s), f"  {describe_counts(s)}"]
-    apart = told_apart(state)
-    for node in core.fn_nodes(state.f):
-        if node in state.keep:
-            lines.extend(explain_node(state, node, apart[node]))
+    nodes = [node for node in reversed(core.fn_nodes(state.f)) if node in state.keep]  # the oldest first
+    if nodes:
+        lines += [*table_of(state, nodes), *details_of(state, nodes)]
     if s.records:
         most = max((len(kept.place_paths) for kept in list(state.keep.values())), default=0)
         found = f"found in {1e3 * state.look_seconds:.2f} ms"
@@ -155,6 +167,12 @@ def explain_state(state: State) -> str:
     for text in state.learnt.unguarded[: options.EXPLAIN_ITEMS]:
         lines.append(f"  not guarded: {text}")
     return "\n".join(lines)
+
+
+def wrapped(line: str) -> str:
+    """In as many lines as it takes."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.fill(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def describe_counts(s: Stats) -> str:
@@ -182,43 +200,73 @@ def verdict(name: str, s: Stats) -> list[str]:
     return [f"{head}, {s.eager} ran eagerly. {lasting}, with what helps:", *told, *rest]
 
 
-def told_apart(state: State) -> dict[int, dict[str, str]]:
-    """{recording: {path: the argument's shape or value, as text}} of arguments in which they are not all alike."""
+def table_of(state: State, nodes: Sequence[int]) -> list[str]:
+    """Lines: a row a recording, with what tells it from the others."""
+    rows = [("recording", "on", "made of", "results", "copies", "replayed", "made in", "for")]
+    apart, led = told_apart(state, nodes), led_to(state, nodes)
+    for n, node in enumerate(nodes, 1):
+        facts, spent = core.node_facts(node), sum(state.keep[node].seconds)
+        rows.append((
+            str(n), device_name(facts.path), describe_length(facts, facts.graph_nodes), size(facts.out_bytes),
+            size(facts.copied), f"{facts.n_replay}x", f"{1e3 * spent:.2f} ms", some([*apart[node], *led[node]]),
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def told_apart(state: State, nodes: Sequence[int]) -> dict[int, list[str]]:
+    """{recording: the arguments in which they are not all alike, with shape or value}."""
     told = {}
-    for node in core.fn_nodes(state.f):
-        facts, kept = core.node_facts(node), state.keep.get(node)
+    for node in nodes:
+        facts, kept = core.node_facts(node), state.keep[node]
         leaves = pytree.leaves_of(*state.learnt.programs[facts.spec])
         told[node] = {path: pytree.told_leaf(op) for path, op in leaves.items() if op[0] in (PLAIN, EQUAL)}
-        slots = enumerate(zip(kept.slot_paths, facts.slots, strict=True) if kept is not None else ())
+        slots = enumerate(zip(kept.slot_paths, facts.slots, strict=True))
         told[node] |= {path: str(core.slot_shape(node, k)) for k, (path, slot) in slots if slot.leaf != NONE}
     paths = {path for one in told.values() for path in one}
     other = {path for path in paths if len({one.get(path) for one in told.values()}) > 1}
-    return {node: {path: text for path, text in one.items() if path in other} for node, one in told.items()}
+    return {node: [f"{path} = {text}" for path, text in one.items() if path in other] for node, one in told.items()}
 
 
-def explain_node(state: State, node: int, apart: dict[str, str]) -> list[str]:
-    """Lines on one recording: what tells it from the others, what it holds and how its inputs are bound."""
-    facts = core.node_facts(node)
-    kept = state.keep[node]
-    seconds = zip(PHASES, kept.seconds, strict=True)
-    lines = [
-        f"  recording on {device_name(facts.path)}: {describe_node(facts)}",
-        "    made in ms: " + ", ".join(f"{phase} {1e3 * t:.2f}" for phase, t in seconds),
-    ]
-    if apart:
-        lines.insert(1, f"    for {some([f'{path} = {text}' for path, text in apart.items()])}")
-    for name, binding in (("pinned", PINNED), ("rebound", REBOUND), ("copied", COPIED), ("by value", VALUE)):
+def led_to(state: State, nodes: Sequence[int]) -> dict[int, list[str]]:
+    """{recording: the values that it read, what ran before it if they differ in that, and which places held something
+    else than when earlier ones were made}."""
+    owner = {node: one.name for one in sites.states() for node in core.fn_nodes(one.f)}
+    parents = {node: core.node_facts(node).parent for node in nodes}
+    told = {}
+    for node, parent in parents.items():
+        kept = state.keep[node]
+        told[node] = [f"{os.path.basename(v.line)} = {describe_value(v)}" for v in kept.values]
+        if len(set(parents.values())) > 1:
+            told[node].append(f"behind {owner[parent]}" if parent in owner else "first of its iteration")
+        told[node] += [f"another {path}" for path in sorted(kept.changed)]
+    return told
+
+
+def details_of(state: State, nodes: Sequence[int]) -> list[str]:
+    """Lines: what recordings have in common, and what some of them have."""
+    found = {}
+    for n, node in enumerate(nodes, 1):
+        for line in explain_node(state.keep[node], core.node_facts(node)):
+            found.setdefault(line, []).append(str(n))
+    common = [f"    {line}" for line, having in found.items() if len(having) == len(nodes)]
+    return common + [f"    in {some(having)}: {line}" for line, having in found.items() if len(having) < len(nodes)]
+
+
+def explain_node(kept: Kept, facts: core.NodeFacts) -> list[str]:
+    """Lines on one recording: how its inputs are bound, and what it does on the way."""
+    lines = []
+    for name, binding in (("fixed", PINNED), ("moving", REBOUND), ("copied", COPIED), ("by value", VALUE)):
         slots = [row for row in zip(kept.slot_paths, facts.slots, strict=True) if row[1].binding == binding]
         if slots:
-            back = f", {size(facts.back)} back" if facts.back else ""
-            extra = f" ({size(facts.copied)} per call{back})" if name == "copied" else ""
-            lines.append(f"    {name}: {some([explain_slot(kept, *row) for row in slots])}{extra}")
+            extra = f" ({size(facts.back)} back per call)" if name == "copied" and facts.back else ""
+            lines.append(f"{name}: {some([explain_slot(kept, *row) for row in slots])}{extra}")
     lines += explain_numbers(kept, facts)
     told = [(kept.islands, "runs eagerly between its graphs"), (kept.forks, "with bodies that a replay chooses from")]
-    lines += [f"    {what}: {some(names)}" for names, what in told if names]
-    lines += [f"    {text}" for text in kept.advances]
+    lines += [f"{what}: {some(names)}" for names, what in told if names]
+    lines += kept.advances
     if kept.loose:
-        lines.append(f"    not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow")
+        lines.append(f"not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow")
     return lines
 
 
@@ -234,18 +282,15 @@ def explain_numbers(kept, facts):
     changing = [path for path, line in kept.numbers.sources if line is None]
     fixed = [f"{path} ({line})" for path, line in kept.numbers.sources if line is not None]
     lines = []
-    if kept.values:
-        read = some([f"{v.line} {describe_value(v)}" for v in kept.values])
-        lines.append(f"    for these values read on the way: {read}")
     if facts.saved:
-        lines.append(f"    keeps what it overwrites until these are read: {size(facts.saved)} per call")
+        lines.append(f"keeps what it overwrites until these are read: {size(facts.saved)} per call")
     if facts.readouts:
-        lines.append(f"    waits for what it hands out on the host: {some(facts.readouts)}")
+        lines.append(f"waits for what it hands out on the host: {some(facts.readouts)}")
     if changing:
         words = f"{facts.words} {'word' if facts.words == 1 else 'words'}"
-        lines.append(f"    live: {some(changing)} ({words} of its ops)")
+        lines.append(f"numbers that may change: {some(changing)} ({words} of its ops)")
     if fixed:
-        lines.append(f"    for this number alone: {some(fixed)}")
+        lines.append(f"for this number alone: {some(fixed)}")
     return lines
 
 
@@ -263,7 +308,7 @@ def describe_value(value: Value) -> str:
     return str(torch.frombuffer(bytearray(value.bytes), dtype=value.dtype).item())
 
 
-def device_name(path):
+def device_name(path: int) -> str:
     return "cpu" if path == 0 else f"cuda:{path - 1}"
 
 

@@ -96,8 +96,8 @@ number_decides = says("""110: {path} is used for more than arithmetic and operat
     needs a recording. Pass it as a tensor, or only compute with it.""")
 number_raised = says("""111: the function raised {text} when a stand-in was passed for a number, so each value needs a
     recording.""")
-number_kept = says("""112: something that is computed from {path}, a number that changes from call to call, outlives the
-    call. Pass the number as a tensor.""")
+number_kept = says("""112: a number computed from {path} outlives the call in a place that cgt does not follow, such as
+    a deque, a set or a closure. Keep it in a list or an attribute, or return it.""")
 number_saved = says("""113: a backward outside of the function, compiled code or another thread may look at a number of
     the function's, so each value of one needs a recording.""")
 number_type = says("""114: the function asks for an exact type with type(x), calls a method such as __le__ by its name,
@@ -118,7 +118,7 @@ waits = says("120: each call waits for a value that is read at {line}. Each valu
 # 2: tensors and their memory
 moved = says("""202: the address of {path} changed[[ (from {then:#x} to {now:#x})]], and this recording only works with
     the old one: the tensor is written and shares memory, needs gradients, is very large, is no argument, is a view of
-    another one, or inputs='pinned' is set. Keep one tensor and refill it: buffer.copy_(x).""")
+    another one, or inputs='fixed' is set. Keep one tensor and refill it: buffer.copy_(x).""")
 misaligned = says("""203: the address of {path} has another remainder of 512 bytes (64 on the CPU) at each call, as a
     slice of a larger tensor may have, and kernels may differ by that. Pass a clone() of it.""")
 other_tensor = says("""204: {path} is at some calls the very tensor that is also another argument, in a variable or in a

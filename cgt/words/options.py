@@ -18,7 +18,7 @@ AUDIT = os.environ.get("CGT_AUDIT", "first:2,doubling:1")  # see cgt.jit
 VERIFY = {"": None, "0": False}.get(os.environ.get("CGT_VERIFY", ""), True)
 WARN_AFTER = 20  # calls of a function of which none was replayed, which is then said once
 OUTPUTS = ("rescue", "error", "borrow")  # numbers are those of Policy in cgt_core.pxd
-INPUTS = ("auto", "pinned", "copied")
+INPUTS = ("auto", "fixed", "copied")
 MAX_RECORDS = int(os.environ.get("CGT_MAX_RECORDS", "0")) or None  # None: HOPES, and 2 for each that was replayed
 HOPES = 8
 # Recordings in the whole process, past which those go that ran longest ago and have none behind them;

@@ -163,7 +163,7 @@ def memory_that_was_taken_away(device):
     fresh = cgt.jit(lambda x: x + 1, outputs="error")
     number = cgt.jit(lambda x: x.sum(), outputs="error")
     moves = cgt.jit(lambda x: x * 2)
-    pinned = cgt.jit(lambda x: x * 2, inputs="pinned")
+    pinned = cgt.jit(lambda x: x * 2, inputs="fixed")
     copied = cgt.jit(lambda x: x * 2, inputs="copied") if "copied" in options.INPUTS else moves
     by_value = cgt.jit(lambda x, s: x * s)
     x = torch.randn(64, device=device)

@@ -348,7 +348,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("inputs", ["auto", "copied", "pinned"])
+@pytest.mark.parametrize("inputs", ["auto", "copied", "fixed"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_and_dtype_is_bit_equal(device, name, inputs):
     f = cgt.jit(many_ways, inputs=inputs)
@@ -365,10 +365,10 @@ def test_every_layout_and_dtype_is_bit_equal(device, name, inputs):
         assert stats.records == 1
     assert (stats.copied_bytes > 0) == (inputs == "copied" and one.numel() > 0)
     if one.numel():
-        assert (stats.rebinds > 0) == (inputs != "pinned")
+        assert (stats.rebinds > 0) == (inputs != "fixed")
 
 
-@pytest.mark.parametrize("inputs", ["auto", "copied", "pinned"])
+@pytest.mark.parametrize("inputs", ["auto", "copied", "fixed"])
 @pytest.mark.parametrize(
     "make",
     [
@@ -390,7 +390,7 @@ def test_inputs_that_cannot_be_copied_have_a_child_per_address(device, make, inp
             replayed(f, function, tree)
 
 
-@pytest.mark.parametrize("inputs", ["auto", "pinned"])
+@pytest.mark.parametrize("inputs", ["auto", "fixed"])
 def test_inputs_that_cannot_be_copied_and_always_move_reach_the_limit(device, inputs):
     f = cgt.jit(lambda p: p * 2, inputs=inputs, max_records=3)
     parameters = [values(device, seed=k) for k in range(8)]
@@ -495,7 +495,7 @@ def facts(x, static, address):
     return x.shape, x.stride(), x.dtype, repr(static), address
 
 
-@pytest.mark.parametrize("inputs", ["copied", "pinned"])
+@pytest.mark.parametrize("inputs", ["copied", "fixed"])
 @relaxed
 @given(sequence=some.lists(keys, min_size=4, max_size=20))
 def test_in_any_sequence_new_keys_record_and_known_keys_replay(device, inputs, sequence):
@@ -531,7 +531,7 @@ def test_a_sequence_that_repeats_settles_into_replays(device, sequence):
 @relaxed
 @given(sequence=some.lists(keys, min_size=2, max_size=12))
 def test_writes_land_in_the_callers_memory_and_known_addresses_replay(device, sequence):
-    f = cgt.jit(write, max_records=64, inputs="pinned")
+    f = cgt.jit(write, max_records=64, inputs="fixed")
     mine, theirs = buffers_on(device), buffers_on(device)
     recorded, expected = set(), [1, 0, 0, 0]
     for k, key in enumerate(sequence * 2):

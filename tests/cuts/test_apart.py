@@ -89,7 +89,7 @@ def test_two_of_them_and_a_branch_behind(device):
         assert torch.equal(torch.rand(1, device=device), state)
     s = cgt.stats(f)
     assert s.records == 2 and s.replays > 30, s.reasons
-    assert cgt.explain(f).count("runs eagerly between its graphs") == 2
+    assert "\n    runs eagerly between its graphs" in cgt.explain(f)  # common to both
 
 
 def test_whose_argument_moves(device):

@@ -118,7 +118,7 @@ def distributed(x):
 READERS = [branch, by_count, by_place, masked, masked_numbers, masked_writes, as_list, on_the_host, twice, the_same_twice, equal, until, in_place, distributed]
 
 
-@pytest.mark.parametrize("inputs", ["auto", "pinned", "copied"])
+@pytest.mark.parametrize("inputs", ["auto", "fixed", "copied"])
 @pytest.mark.parametrize("function", READERS, ids=lambda f: f.__name__)
 def test_call_goes_the_way_of_its_values(device, function, inputs):
     one, two = signed(device, 1.0), signed(device, -1.0)
@@ -146,7 +146,7 @@ def test_explain_names_the_values_and_their_lines(device):
     f = drive(branch, [(signed(device, 1.0),)] * 3 + [(signed(device, -1.0),)] * 3, inputs="copied")
     told = cgt.explain(f)
     line = branch.__code__.co_firstlineno + 2
-    assert f"test_segments.py:{line} True" in told and f"test_segments.py:{line} False" in told
+    assert f"test_segments.py:{line} = True" in told and f"test_segments.py:{line} = False" in told
 
 
 def test_explain_draws_the_ways(device):

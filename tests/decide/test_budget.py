@@ -49,7 +49,7 @@ def test_budgets_that_are_none(text):
 
 def test_recordings_that_ran_longest_ago_go(device):
     """Three would be 6 MiB: the two that ran last stay, and all stay right."""
-    f = cgt.jit(lambda x: x * 2, memory_budget="5MiB", inputs="pinned")
+    f = cgt.jit(lambda x: x * 2, memory_budget="5MiB", inputs="fixed")
     inputs = [big(device, 2, seed=k)[: 2 * MIB // 4 - k] for k in range(4)]  # of other shapes
     for k in (0, 0, 0, 1, 1, 2, 2, 3, 3):
         assert identical(f(inputs[k]), inputs[k] * 2)
@@ -63,7 +63,7 @@ def test_recordings_that_ran_longest_ago_go(device):
 
 
 def test_without_a_budget_all_stay(device):
-    f = cgt.jit(lambda x: x * 2, inputs="pinned")
+    f = cgt.jit(lambda x: x * 2, inputs="fixed")
     inputs = [big(device, 1)[: 1000 - k] for k in range(4)]
     for k in (0, 0, 0, 1, 1, 2, 2, 3, 3):
         f(inputs[k])

@@ -522,7 +522,7 @@ def test_shapes_dtypes_and_strides_are_children_and_going_back_replays(device):
 
 def test_past_max_records_calls_run_eagerly_and_recover(device, monkeypatch):
     monkeypatch.setattr(dispatch.options, "COOL_DOWN", (3, 8))
-    f = cgt.jit(lambda t: t["x"] + 1, inputs="pinned", max_records=2)
+    f = cgt.jit(lambda t: t["x"] + 1, inputs="fixed", max_records=2)
     inputs = [values(device, seed=k) for k in range(20)]
     for x in inputs[:3]:
         assert same(f({"x": x}), x + 1)
@@ -599,7 +599,7 @@ def test_copied_inputs_never_record_again_when_addresses_move(device):
 
 
 def test_pinned_inputs_are_recorded_once_per_address(device):
-    f = cgt.jit(lambda x: x * 2, inputs="pinned")
+    f = cgt.jit(lambda x: x * 2, inputs="fixed")
     one, two = values(device), values(device, seed=2)
     for x in (one, one, one, two, two, one, two):
         assert same(f(x), x * 2)

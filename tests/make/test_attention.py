@@ -164,7 +164,7 @@ def told_apart(query: torch.Tensor, key: torch.Tensor, values: list[torch.Tensor
     return query * 2 + (1 if query is key and values[0] is key else 0)
 
 
-@pytest.mark.parametrize("inputs", ["auto", "pinned"])
+@pytest.mark.parametrize("inputs", ["auto", "fixed"])
 def test_what_is_one_argument_of_an_op_stays_one(device, inputs):
     """Query, key and value are one tensor: where the function's input moves, and where it does not."""
     attend = torch.nn.MultiheadAttention(64, 4, batch_first=True, device=device).eval()

@@ -120,7 +120,7 @@ def test_a_cache_that_is_handed_in_anew(device):
         assert all(map(torch.equal, caches, twins)), k
     s = cgt.stats(f)
     assert s.records <= 2 and s.replays >= 27 and s.eager == 0, cgt.explain(f)
-    assert "rebound: args[0] (written)" in cgt.explain(f) and s.copied_bytes == 0
+    assert "moving: args[0] (written)" in cgt.explain(f) and s.copied_bytes == 0
 
 
 def test_random_numbers_are_those_of_eager(device):
@@ -243,7 +243,7 @@ def test_what_cannot_be_copied_back_is_told_where_it_lies_or_stays(device, kind,
     assert cgt.stats(f).replays >= before + 2, cgt.explain(f)
 
 
-@pytest.mark.parametrize("kind", ["requires grad", "overlaps", "address", "pinned"])
+@pytest.mark.parametrize("kind", ["requires grad", "overlaps", "address", "fixed"])
 def test_what_cannot_be_told_apart_is_recorded_for_each_address(device, kind):
     def function(x, y):
         if kind == "address":
@@ -258,7 +258,7 @@ def test_what_cannot_be_told_apart_is_recorded_for_each_address(device, kind):
             return x.view(24)[:12].view(4, 3), x.view(24)[4:16].view(4, 3)
         return x[:2].reshape(4, 3).requires_grad_(kind == "requires grad"), y
 
-    f, kept = agree(device, function, make, n=5, inputs="pinned" if kind == "pinned" else "auto")
+    f, kept = agree(device, function, make, n=5, inputs="fixed" if kind == "fixed" else "auto")
     assert cgt.stats(f).records >= 2 or kind == "address", cgt.explain(f)
     if kind == "address" and device.type == "cpu":
         return  # eager there

@@ -40,7 +40,7 @@ def test_a_result_in_a_dict(device, begin):
         begin()
         box["y"] = a(x.copy_(square(device, k)))
         assert identical(b(), (x @ w) * 2)
-    assert counts(b) == (1, 2, 17, 0) and "pinned: box['y'] (followed)" in cgt.explain(b)
+    assert counts(b) == (1, 2, 17, 0) and "fixed: box['y'] (followed)" in cgt.explain(b)
     assert cgt.stats(b).copied_bytes == 0
 
 
@@ -53,7 +53,7 @@ def test_state_that_is_replaced_by_a_result(device):
         m.h = f(x.copy_(square(device, k)))
         h = torch.tanh(x + h @ m.w)
         assert identical(m.h, h)
-    assert counts(f) == (1, 2, 17, 0) and "rebound: m.h (followed)" in cgt.explain(f)
+    assert counts(f) == (1, 2, 17, 0) and "moving: m.h (followed)" in cgt.explain(f)
 
 
 def test_two_states_that_change_places(device, begin):

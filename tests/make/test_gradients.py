@@ -179,7 +179,7 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize("inputs", ["auto", "copied", "pinned"])
+@pytest.mark.parametrize("inputs", ["auto", "copied", "fixed"])
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("function", BEGIN, ids=lambda f: f.__name__)
 def test_argument_that_begins_to_require_one(device, function, given, inputs):

@@ -2,6 +2,7 @@
 replays, and each replay does so as eager would. Where the call could see it, it runs eagerly."""
 
 import collections
+import copy
 import dataclasses
 import threading
 import types
@@ -14,6 +15,7 @@ from helpers import in_threads, same, tells, values
 from torch import nn
 
 import cgt
+from cgt.words import options
 
 
 class Opaque:
@@ -206,6 +208,65 @@ def test_global_and_variable_that_are_only_stored(device):
         assert len(found) == len(HISTORY) == k + 1
     assert all(torch.equal(t, torch.full((3,), 3.0 * k, device=device)) for k, t in enumerate(found))
     assert cgt.stats(f).replays == 8, cgt.explain(f)
+
+
+# Lists in a dict: what is appended, and from where else code may come to them. "%" is the value.
+BOOKS = {
+    "global": ("book['a'].append(%)", "book = {'a': []}"),
+    "several": ("book['a'].append(%); book['b'].append(2 * %); book['n'] += 1", "book = {'a': [], 'b': [], 'n': 0}"),
+    "attribute": ("o.book['a'].append(%)", "o.book = {'a': []}"),
+    "factory": ("book['a'].append(%)", "book = collections.defaultdict(list)"),
+    "nested": ("book['x']['a'].append(%); book['n'] += 1", "book = {'x': {'a': []}, 'n': 0}"),
+    "number as a key": ("book[0].append(%)", "book = {0: []}"),
+}
+BOOKS_READ = {
+    "length": ("book['a'].append(%); y = y + len(book['a'])", "book = {'a': []}"),
+    "values": ("book['a'].append(%); y = y + sum(map(len, book.values()))", "book = {'a': []}"),
+    "local name": ("d = book; d['a'].append(%); y = y + len(d['a'])", "book = {'a': []}"),
+    "another global": ("book['a'].append(%); y = y + len(more['a'])", "book = more = {'a': []}"),
+    "the list": ("book['a'].append(%); y = y + len(rows)", "rows = []; book = {'a': rows}"),
+    "default": ("book['a'].append(%); y = y + f()", "book = {'a': []}\ndef f(d=book): return len(d['a'])"),
+    "default of a factory": ("book['a'].append(%); y = y + f()", "book = collections.defaultdict(list)\ndef f(d=book): return len(d['a'])"),
+    "nested": ("book['x']['a'].append(%); y = y + len(book['x']['a'])", "book = {'x': {'a': []}}"),
+    "nested, the inner one": ("book['x']['a'].append(%); y = y + f(book['x'])", "book = {'x': {'a': []}}\ndef f(d): return len(d['a'])"),
+    "nested, the outer one": ("book['x']['a'].append(%); y = y + sum(len(d['a']) for d in book.values())", "book = {'x': {'a': []}}"),
+    "nested, another name": ("book['x']['a'].append(%); y = y + len(inner['a'])", "inner = {'a': []}; book = {'x': inner}"),
+    "nested, a default": ("book['x']['a'].append(%); y = y + f()", "book = {'x': {'a': []}}\ndef f(d=book): return len(d['x']['a'])"),
+    "tuple": ("book['a'].append(%); y = y + len(pair[0]['a'])", "book = {'a': []}; pair = (book, 1)"),
+    "closure": ("book['a'].append(%); y = y + f()", "book = {'a': []}\ndef make(d):\n    return lambda: len(d['a'])\nf = make(book)"),
+    "given to a helper": ("book['a'].append(%); y = y + f(book)", "book = {'a': []}\ndef f(d): return len(d['a'])"),
+    "two keys": ("book['a'].append(%); y = y + len(book['b'])", "book = {'a': []}; book['b'] = book['a']"),
+    "attribute": ("o.book['a'].append(%); y = y + len(vars(o)['book']['a'])", "o.book = {'a': []}"),
+}
+
+
+def keep_book(jit, device, text, setup):
+    """(the function, results and what all places hold after each of 16 calls)"""
+    scope = {"o": Log(), "collections": collections, "__name__": __name__}
+    exec(setup, scope)
+    exec(f"def function(x):\n    y = x * 2\n    {text.replace('%', 'y.sum().item()')}\n    return y", scope)
+    f, found = jit(scope["function"]), []
+    for k in range(16):
+        y = f(values(device, seed=k))
+        found.append((y.clone(), copy.deepcopy({name: scope.get(name) for name in ("book", "rows")}), list(vars(scope["o"]).items())[-1]))
+        if k == 10:
+            (scope.get("book", {}).get("x") or scope.get("book", {})).update(a=[])  # another list
+        if k == 12:
+            (scope.get("book", {}).get("x") or scope.get("book", {"a": []})).setdefault("a", []).append(7.0)
+    return f, found
+
+
+@pytest.mark.parametrize(("text", "setup"), BOOKS.values(), ids=BOOKS)
+def test_lists_in_a_dict_are_appended_to_by_replays(device, text, setup):
+    f, ours = keep_book(cgt.jit, device, text, setup)
+    assert same(ours, keep_book(lambda f: f, device, text, setup)[1]) and cgt.stats(f).replays >= 10, cgt.explain(f)
+
+
+@pytest.mark.parametrize(("text", "setup"), BOOKS_READ.values(), ids=BOOKS_READ)
+def test_lists_in_a_dict_that_code_may_read_are_not(device, text, setup, monkeypatch):
+    monkeypatch.setattr(options, "AUDIT", "0")
+    f, ours = keep_book(cgt.jit, device, text, setup)
+    assert same(ours, keep_book(lambda f: f, device, text, setup)[1]), cgt.explain(f)
 
 
 def LAST_OF(x):  # noqa: N802

@@ -55,7 +55,7 @@ def test_stable_pointer_is_pinned(device):
     s = cgt.stats(f)
     assert counts(f) == (1, 1, 4, 0)
     assert (s.copied_bytes, s.rebinds) == (0, 0)
-    assert "pinned: args[0]" in cgt.explain(f)
+    assert "fixed: args[0]" in cgt.explain(f)
 
 
 def test_moved_pointer_costs_one_recording_and_is_rebound_from_then_on(device):
@@ -73,7 +73,7 @@ def test_moved_pointer_costs_one_recording_and_is_rebound_from_then_on(device):
     assert (s.rebinds, s.copied_bytes) == (4, 0)
     assert torch.equal(f(x), double(x))
     assert counts(f) == (1, 2, 6, 0)
-    assert "rebound: args[0]" in cgt.explain(f)
+    assert "moving: args[0]" in cgt.explain(f)
 
 
 @pytest.mark.parametrize("inputs", ["auto", "copied"])
@@ -99,7 +99,7 @@ def test_tensor_that_is_two_arguments_is_one_slot(device, inputs):
         assert torch.equal(f(x, 2, x), x * 2 + x)
     assert counts(f) == (1, 1, 8, 0)
     assert cgt.stats(f).copied_bytes in ((8 * x.nbytes, 9 * x.nbytes) if inputs == "copied" else (0,))
-    assert ("copied: args[0], args[2]" if inputs == "copied" else "rebound: args[0]" if device.type == "cuda" else "rebound: args[0], args[2]") in cgt.explain(f)
+    assert ("copied: args[0], args[2]" if inputs == "copied" else "moving: args[0]" if device.type == "cuda" else "moving: args[0], args[2]") in cgt.explain(f)
     for k, x in enumerate(kept[10:]):  # two tensors never replay what one recorded
         y = kept[k] if k % 2 else x
         assert torch.equal(f(x, 2, y), x * 2 + y)
@@ -166,14 +166,14 @@ def test_only_the_argument_that_moves_is_rebound(device):
     text = cgt.explain(f)
     assert s.eager == 0 and s.replays >= 3
     if s.rebinds:
-        assert "rebound: args[0]" in text
-    assert "pinned" in text and "args[1]" in text.split("pinned", 1)[1]
+        assert "moving: args[0]" in text
+    assert "fixed" in text and "args[1]" in text.split("fixed", 1)[1]
     assert s.copied_bytes == 0
 
 
 def test_inputs_pinned_records_again_where_auto_copies(device):
     xs = [numbers(device, start=k) for k in range(3)]
-    f = cgt.jit(double, inputs="pinned")
+    f = cgt.jit(double, inputs="fixed")
     for _ in range(3):
         for x in xs:
             assert torch.equal(f(x), double(x))
@@ -185,7 +185,7 @@ def test_inputs_pinned_records_again_where_auto_copies(device):
 
 def test_inputs_pinned_stops_at_the_limit(device):
     xs = [numbers(device, start=k) for k in range(6)]
-    f = cgt.jit(double, inputs="pinned", max_records=3)
+    f = cgt.jit(double, inputs="fixed", max_records=3)
     for x in xs:
         assert torch.equal(f(x), double(x))
     assert counts(f) == (1, 3, 0, 2)
@@ -212,7 +212,7 @@ def test_parameters_and_closure_tensors_are_pinned_whatever_the_option(device):
         x = numbers(device, start=k)
         assert torch.equal(f(x), x * w)
     text = cgt.explain(f)
-    assert "copied: args[0]" in text and "pinned: w" in text
+    assert "copied: args[0]" in text and "fixed: w" in text
     assert counts(f) == (1, 1, 2, 0)
 
 
@@ -577,7 +577,7 @@ def argument_pairs(device):
 
 
 @pytest.mark.parametrize("function", [read_both, write_first, write_second, write_between])
-@pytest.mark.parametrize("inputs", ["auto", "copied", "pinned"])
+@pytest.mark.parametrize("inputs", ["auto", "copied", "fixed"])
 def test_overlapping_arguments_are_as_in_eager_in_any_order(device, function, inputs):
     f = cgt.jit(function, inputs=inputs, max_records=64)
     mine, twins = argument_pairs(device), argument_pairs(device)
@@ -768,7 +768,7 @@ def test_pinned_argument_is_not_kept_alive(device):
 
 
 def test_pinned_address_that_is_given_to_another_tensor_is_right(device):
-    f = cgt.jit(double, inputs="pinned")
+    f = cgt.jit(double, inputs="fixed")
     x = numbers(device)
     for _ in range(3):
         f(x)
@@ -790,7 +790,7 @@ def test_reset_learns_anew(device):
     for _ in range(4):
         assert torch.equal(f(x), double(x))
     assert tuple(b - a for a, b in zip(before, counts(f), strict=True)) == (1, 1, 2, 0)
-    assert "pinned: args[0]" in cgt.explain(f)
+    assert "fixed: args[0]" in cgt.explain(f)
 
 
 # --- any sequence -----------------------------------------------------------------------------
@@ -814,7 +814,7 @@ def sometimes_writes(x, y, how):
 
 @settings(max_examples=20, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
-@given(calls=CALLS, inputs=st.sampled_from(["auto", "copied", "pinned"]))
+@given(calls=CALLS, inputs=st.sampled_from(["auto", "copied", "fixed"]))
 @example(calls=[(0, 0, 0)] * 3 + [(0, 0, 1)], inputs="copied")  # one tensor twice, then written,
 @example(calls=[(0, 0, 0), (1, 1, 0), (2, 2, 0), (0, 4, 0)], inputs="auto")  # then two
 @example(calls=[(0, 0, 0)] * 3 + [(3, 0, 2)], inputs="copied")  # written in the copy of another one, in whose gaps it lies

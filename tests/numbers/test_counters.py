@@ -241,7 +241,7 @@ def test_explain_shows_what_is_live(device):
     f = cgt.jit(function)
     for _ in range(6):
         f(values(device, 8))
-    assert "live: box['step']" in cgt.explain(f)
+    assert "numbers that may change: box['step']" in cgt.explain(f)
 
 
 # --- optimizers -----------------------------------------------------------------------------------

@@ -115,6 +115,7 @@ class World:
         self.m.n, self.m.last = 0, None
         self.total, self.ema, self.best, self.scale, self.hits, self.seen, self.n, self.last = 0.0, 1.0, 0.0, 2.0, 0, 0, 0, None
         self.log, self.losses, self.other, self.inner = [], [], [], types.SimpleNamespace(total=0.0, last=None, losses=[])
+        self.book, self.alias = {"a": [], "b": [], "n": 0, "x": {"a": []}}, {"a": []}
         self.parts = Parts(device)
         self.counters = {name: torch.tensor(2, dtype=getattr(torch, name)) for name in ("float32", "float64", "int64")}
 
@@ -191,6 +192,35 @@ KINDS = {
         """,
         head="n = x.sum().item()",
         value=(*VALUES[:-1], *COUNTS[:2]),
+    ),
+    # Lists in a dict, to which it appends; and other ways to come to them.
+    "logged": Kind(
+        """
+        o.book['a'].append({value}.item()) | o.book['b'].append(n) | o.book['a'].append(x * 1) | o.book['a'].append((n, x.sum()))
+        o.book['b'].append(len(o.losses)) | o.book['n'] += 1 | o.losses.append(n) | x = x * 2 | x = torch.tanh(x) | n = {value}.item()
+        o.book['x']['a'].append(n) | o.book['x']['a'].append(x * 3)
+        if {value} > 0: x = x + 1 | if n > 0: o.book['b'].append(1) | o.book['a'].append(o.book['n']) | o.book['b'].append(2.5)
+        """,
+        head="n = x.sum().item()",
+        between="""
+        pass | pass | pass | o.book['a'].clear() | o.book['b'] = [] | o.book = {{'a': [], 'b': [3], 'n': 2, 'x': {{'a': []}}}} | o.book['x'] = {{'a': [1]}} | o.book['n'] = 7
+        o.book['a'].append(r) | o.losses = [] | o.book['b'].pop() if o.book['b'] else 0
+        """,
+        calls=refilled(4),
+        results="x * 1",
+    ),
+    "read back": Kind(
+        """
+        o.book['a'].append({value}.item()) | o.book['b'].append(n) | x = x * 2 | n = {value}.item() | n = len(o.book['a'])
+        k = len(o.alias['a']) | o.alias = o.book | o.book['b'] = o.book['a'] | x = x + len(o.book) | d = o.book; d['a'].append(1)
+        x = x + len(list(o.book.values())[0]) % 3 | for v in o.book.values(): n = n + (len(v) if hasattr(v, '__len__') else v)
+        o.book['x']['a'].append(n) | x = x + len(o.book['x']['a']) | d = o.book['x']; d['a'].append(2) | o.alias = o.book['x']
+        x = x + (1 if o.book['b'] else 2) | x = x + sum(o.book['b'][-1:]) | o.book.setdefault('c', []).append(1) | o.book['n'] = n
+        """,
+        head="n = x.sum().item()",
+        between="pass | pass | o.alias = o.book | o.book['x'] = {{'a': o.book['b']}} | o.alias = o.book['x'] | o.alias = {{'a': o.book['a']}} | o.book['b'] = o.book['a'] | o.book['a'] = []",
+        calls=refilled(4),
+        results="x * 1, n",
     ),
     # Numbers with which it computes on the way.
     "computed": Kind(

@@ -223,7 +223,7 @@ def test_random_programs_agree_where_recordings_make_room_for_each_other(
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(program=programs, inputs=st.sampled_from(["pinned", "copied"]))
+@given(program=programs, inputs=st.sampled_from(["fixed", "copied"]))
 def test_random_programs_agree_however_inputs_are_bound(device, program, inputs):
     check(program, device, inputs=inputs)
 

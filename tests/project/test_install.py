@@ -12,7 +12,10 @@ from pathlib import Path
 
 import cgt_core as core
 import pytest
+import setuptools
+import tomllib
 import torch
+from packaging.requirements import Requirement
 
 import cgt
 from cgt.words import private
@@ -31,6 +34,31 @@ def build(monkeypatch, tmp_path):
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX"):
         monkeypatch.delenv(name, raising=False)
     return module
+
+
+@release_only
+@pytest.mark.parametrize("lacks", ["Cython", "setuptools"])
+def test_what_is_missing_is_told_with_what_helps(lacks, monkeypatch):
+    """In the environment of somebody who has torch, an older Python's setuptools, and nothing else."""
+    if lacks == "Cython":
+        monkeypatch.setitem(sys.modules, "Cython", None)
+    else:
+        monkeypatch.setattr(setuptools, "__version__", "65.5.0")
+    spec = importlib.util.spec_from_file_location("cgt_setup", ROOT / "setup.py")
+    with pytest.raises(SystemExit) as stopped:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    why = "Cython is not installed" if lacks == "Cython" else "setuptools 65.5.0 is older than 77"
+    assert why in str(stopped.value) and "pip install -r requirements-build.txt" in str(stopped.value)
+
+
+def test_both_ways_to_install_need_the_same():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    lines = (ROOT / "requirements-build.txt").read_text().splitlines()
+    beside = {Requirement(line.partition("#")[0].strip()) for line in lines if not line.startswith("#")}
+    assert {str(one.name) for one in beside} | {"torch"} == {Requirement(one).name for one in project}
+    for one in map(Requirement, project):
+        mine = next((other for other in beside if other.name == one.name), one)
+        assert set(one.specifier) <= set(mine.specifier), (one, mine)
 
 
 def folder_of(tmp_path, name, version=13000, text=""):

@@ -73,7 +73,7 @@ def test_empty_memory_that_ops_write(device):
     assert cgt.stats(f).replays >= CALLS - 3, cgt.explain(f)
 
 
-@pytest.mark.parametrize("inputs", ["auto", "copied", "pinned"])
+@pytest.mark.parametrize("inputs", ["auto", "copied", "fixed"])
 def test_jiterator(device, inputs):
     if device.type == "cpu":
         pytest.skip("torch.cuda.jiterator compiles for GPUs alone")
@@ -84,7 +84,7 @@ def test_jiterator(device, inputs):
         f, held = cgt.jit(function, inputs=inputs), []
         pair = values(device, 700), values(device, 700, seed=2)
         for k in range(CALLS):
-            if inputs != "pinned":
+            if inputs != "fixed":
                 pair = values(device, 700, seed=k), values(device, 700, seed=k + 50)
                 held.append(pair)  # each lies elsewhere
             pair[0].add_(1)

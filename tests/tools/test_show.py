@@ -95,7 +95,7 @@ def test_shapes_tell_recordings_apart(device, tmp_path):
     _, dot = drawn(f, tmp_path)
     told = [text for block in blocks(dot) for text in block]
     assert "for args[0] = (4,)" in told and "for args[0] = (5,)" in told, told
-    assert any(text.startswith(("pinned: args[0]", "rebound: args[0]")) for text in told)
+    assert any(text.startswith(("fixed: args[0]", "moving: args[0]")) for text in told)
 
 
 def test_functions_of_a_path_and_backwards(device, tmp_path):

@@ -620,7 +620,7 @@ def test_a_plain_argument_that_differs_is_named_with_both_values(device):
     for size in (3, 3, 4):
         for mode in ("a", "b", "a"):
             f(torch.ones(size, device=device), mode)
-    assert "for args[1] = 'a', args[0] = (3,)" in cgt.explain(f) and "for args[1] = 'b', args[0] = (4,)" in cgt.explain(f)
+    assert "args[1] = 'a', args[0] = (3,)" in cgt.explain(f) and "args[1] = 'b', args[0] = (4,)" in cgt.explain(f)
 
 
 @tells("another_mode")
@@ -696,12 +696,12 @@ def test_result_that_is_held_longer_than_when_it_was_recorded_is_named_with_its_
 
 
 @tells("moved")
-@pytest.mark.parametrize("how", ["written", "pinned"])
+@pytest.mark.parametrize("how", ["written", "fixed"])
 def test_moving_argument_that_cannot_be_copied_is_named(device, how):
     def write(a, x, y=None):
         return x.add_(1) if how == "written" else x * 1
 
-    f = cgt.jit(write, max_records=2, inputs="pinned" if how == "pinned" else "auto")
+    f = cgt.jit(write, max_records=2, inputs="fixed" if how == "fixed" else "auto")
     a, kept = torch.ones(1, device=device), []
     for k in range(7):
         x, y = torch.full((2, 3), float(k), device=device)  # parts of one tensor
