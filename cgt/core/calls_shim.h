@@ -1,6 +1,6 @@
 // Which code starts, and which builtin functions it calls, while a function is observed: a profile function in C for
 // each thread that there is, since one in Python makes the function several times slower. (Up to Python 3.11; then
-// private.py uses sys.monitoring.)
+// taps.py uses sys.monitoring.)
 #pragma once
 #include "tensor_shim.h"
 

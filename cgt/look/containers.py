@@ -131,7 +131,7 @@ def entries(home: dict | list | collections.deque | set) -> list:
     return list(dict.items(home)) if isinstance(home, dict) else list(home)
 
 
-def is_same_entries(now, was):
+def is_same_entries(now: list, was: list) -> bool:
     flat = [[x for entry in some for x in (entry if type(entry) is tuple else (entry,))] for some in (now, was)]
     return len(flat[0]) == len(flat[1]) and all(a is b for a, b in zip(*flat, strict=True))
 

@@ -55,7 +55,7 @@ from .bytecode import ENTRY
 from .code import code_reads, family, is_ambient, parts_of
 
 MISSING, value_at = core.MISSING, core.value_at
-DICTS = (dict, collections.defaultdict, collections.OrderedDict)
+DICTS = frozenset(map(id, (dict, collections.defaultdict, collections.OrderedDict)))  # `in` asks a metaclass
 MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entries are not guarded
 
 
@@ -187,7 +187,7 @@ def look_everywhere(walk, function, roots, arguments, most):
 
 def visit(walk, thing, path, at_place=False):
     cls = type(thing)
-    if not at_place and (cls is list or cls in DICTS):
+    if not at_place and (cls is list or id(cls) in DICTS):
         walk.found.owners[id(thing)] = None
     rule = walk.rules.get(id(cls), MISSING)
     if rule is MISSING:
@@ -230,7 +230,7 @@ def is_kept(walk, kind, home, key, value, path, where, owner, name=None):
     if how is not None and mark not in walk.known:
         walk.known.add(mark)
         walk.found.kept.append(Put(where, name, owner, place))
-    if type(value) in DICTS:
+    if id(type(value)) in DICTS:
         walk.named[id(value)] = (where, name), owner
     return how is not None
 
@@ -238,7 +238,7 @@ def is_kept(walk, kind, home, key, value, path, where, owner, name=None):
 def is_kept_entry(walk, entries, key, value, path):
     """The same of an entry of a dict, by a key that code may name."""
     container, owner = walk.named.get(id(entries), (None, None))
-    is_named = container is not None and is_simple(key) and (type(value) is list or type(value) in DICTS)
+    is_named = container is not None and is_simple(key) and (type(value) is list or id(type(value)) in DICTS)
     return is_named and is_kept(walk, DICT_ITEM, entries, key, value, path, ENTRY, owner, (container, key))
 
 
