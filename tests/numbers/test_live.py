@@ -571,20 +571,6 @@ def test_what_outlives_the_call_in_a_closure(device):
     assert [float(one()) for one in made] == [pytest.approx(2 * a) for a in RATES]
 
 
-def test_what_outlives_the_call_in_a_deque_is_told_by_where_it_comes_from(device):
-    kept = collections.deque(maxlen=2)
-
-    def function(x, a):
-        kept.append(x.sum().item())
-        return x * a
-
-    f = cgt.jit(function)
-    for k, a in enumerate(RATES):
-        f(values(device, 8, seed=k), a)
-    assert list(kept) == [values(device, 8, seed=k).sum().item() for k in range(len(RATES))][-2:]
-    assert any("computed from a number that is read on the way outlives" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
-
-
 def test_user_exceptions_leave_numbers_where_they_were(device):
     box = Box(a=1.0)
 

@@ -139,3 +139,17 @@ def test_whole_numbers_stay_whole_where_floats_are_not_exact(device, how):
         (_, got), (_, want) = f(x, a, b), function(x, a, b)
         assert type(got) is type(want) and got == want, (a, b)
     assert cgt.stats(f).replays > 0
+
+
+def test_what_outlives_the_call_in_a_deque_is_told_by_where_it_comes_from(device):
+    kept, rates = collections.deque(maxlen=2), [0.5 + k for k in range(8)]
+
+    def function(x, a):
+        kept.append(x.sum().item())
+        return x * a
+
+    f = cgt.jit(function)
+    for k, a in enumerate(rates):
+        f(values(device, 8, seed=k), a)
+    assert list(kept) == [values(device, 8, seed=k).sum().item() for k in range(len(rates))][-2:]
+    assert any("computed from a number that is read on the way outlives" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
