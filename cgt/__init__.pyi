@@ -1,10 +1,10 @@
 # What a type checker knows of cgt. tests/project/test_types.py holds it to the functions themselves.
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from os import PathLike
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from torch import Tensor
 
@@ -73,6 +73,7 @@ class Memory(NamedTuple):
 class Finding(NamedTuple):
     times: int
     text: str
+    when: str
 
 class Diagnosis(NamedTuple):
     name: str
@@ -80,7 +81,11 @@ class Diagnosis(NamedTuple):
     replays: int
     findings: tuple[Finding, ...]
     slow: tuple[str, ...]
+    tried: tuple[str, ...]
     seconds: float | None
+    replay_seconds: float | None
+    pays_after: int | None
+    changed: str | None
 
 @overload
 def jit(
@@ -90,8 +95,8 @@ def jit(
     static_argnames: str | Iterable[str] = ...,
     max_records: int | None = ...,
     max_graphs: int = ...,
-    outputs: str = ...,
-    inputs: str = ...,
+    outputs: Literal["rescue", "error", "borrow"] = ...,
+    inputs: Literal["auto", "fixed", "copied"] = ...,
     dynamic: str | Iterable[str] = ...,
     audit: str | None = ...,
     memory_budget: int | str | None = ...,
@@ -104,8 +109,8 @@ def jit(
     static_argnames: str | Iterable[str] = ...,
     max_records: int | None = ...,
     max_graphs: int = ...,
-    outputs: str = ...,
-    inputs: str = ...,
+    outputs: Literal["rescue", "error", "borrow"] = ...,
+    inputs: Literal["auto", "fixed", "copied"] = ...,
     dynamic: str | Iterable[str] = ...,
     audit: str | None = ...,
     memory_budget: int | str | None = ...,
@@ -118,8 +123,8 @@ def jit(
     static_argnames: str | Iterable[str] = ...,
     max_records: int | None = ...,
     max_graphs: int = ...,
-    outputs: str = ...,
-    inputs: str = ...,
+    outputs: Literal["rescue", "error", "borrow"] = ...,
+    inputs: Literal["auto", "fixed", "copied"] = ...,
     dynamic: str | Iterable[str] = ...,
     audit: str | None = ...,
     memory_budget: int | str | None = ...,
@@ -134,7 +139,7 @@ def stats(f: Callable[..., Any] | None = None) -> Stats: ...
 def memory() -> Memory: ...
 def show(f: Callable[..., Any], path: str | PathLike[str]) -> None: ...
 def explain(f: Callable[..., Any] | None = None) -> str: ...
-def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis: ...
+def doctor(fn: Callable[..., Any], *args: Any, more: Sequence[tuple[Any, ...]] = ..., **kwargs: Any) -> Diagnosis: ...
 def eager(function: F) -> F: ...
 def tap(name: str, t: Tensor) -> Tensor: ...
 def tapped() -> dict[str, Tensor]: ...

@@ -8,7 +8,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import cgt_core as core
@@ -78,7 +78,7 @@ def told_time(seconds):
     return f"{1e6 * seconds:,.0f} µs"
 
 
-def doctor(fn: Callable[..., object], *args: object, more: tuple = (), **kwargs: object) -> Diagnosis:
+def doctor(fn: Callable[..., object], *args: object, more: Sequence[tuple] = (), **kwargs: object) -> Diagnosis:
     """Call `fn` a few times and tell everything that keeps it from being replayed: each line, not only the first.
 
     It is called with the arguments as they are. If that replays, variations follow: other values in new tensors
