@@ -43,7 +43,7 @@ GUARDS = {"closed over": "tensors closed over", "arguments": "tensors passed"}
 LISTS = {  # tables that are a column of figures
     "hit": [
         "raw cuGraphLaunch of the same graph", "hit, 1 input + 16 parameters", "hit over raw cuGraphLaunch", "hit over CUDAGraph.replay()",
-        "hit over eager", "each further tensor leaf, pinned", "hit with dropout inside", "hit in a path of 8 over a hit alone",
+        "hit over eager", "each further tensor leaf, fixed", "hit with dropout inside", "hit in a path of 8 over a hit alone",
         "beginning an iteration, nothing to rescue",
     ],
     "dearer": [
