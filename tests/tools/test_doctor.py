@@ -134,6 +134,19 @@ def test_a_variation_that_the_function_refuses_is_left_out(device):
     assert found.tried == ("other values",) and not found.findings
 
 
+def test_a_variation_in_which_the_function_raises_later_is_left_out(device, monkeypatch):
+    given = iter([1.0, 1.0, torch.nan])
+    monkeypatch.setattr(sys.modules["cgt.doctor"], "other_values", lambda x: torch.full_like(x, next(given)))
+
+    def function(x):
+        if torch.isnan(x).any():
+            raise ValueError("no number")
+        return x * 2
+
+    found = cgt.doctor(function, values(device, 4))
+    assert found.tried == ("two batch sizes in turn",) and not found.findings and next(given, None) is None
+
+
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
     "Adam": lambda p: torch.optim.Adam(p, 0.01),
