@@ -55,7 +55,7 @@ from .bytecode import ENTRY
 from .code import code_reads, family, is_ambient, parts_of
 
 MISSING, value_at = core.MISSING, core.value_at
-DICTS = frozenset(map(id, (dict, collections.defaultdict, collections.OrderedDict)))  # `in` asks a metaclass
+DICTS = frozenset(map(id, (dict, collections.defaultdict, collections.OrderedDict)))  # a metaclass may have its own ==
 MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entries are not guarded
 
 
@@ -230,15 +230,15 @@ def is_kept(walk, kind, home, key, value, path, where, owner, name=None):
     if how is not None and mark not in walk.known:
         walk.known.add(mark)
         walk.found.kept.append(Put(where, name, owner, place))
-    if id(type(value)) in DICTS:
+    if walk.keeps is not None and id(type(value)) in DICTS:
         walk.named[id(value)] = (where, name), owner
     return how is not None
 
 
 def is_kept_entry(walk, entries, key, value, path):
-    """The same of an entry of a dict, by a key that code may name."""
-    container, owner = walk.named.get(id(entries), (None, None))
-    is_named = container is not None and is_simple(key) and (type(value) is list or id(type(value)) in DICTS)
+    """The same of an entry of a dict in `walk.named`, by a key that code may name."""
+    container, owner = walk.named[id(entries)]
+    is_named = is_simple(key) and (type(value) is list or id(type(value)) in DICTS)
     return is_named and is_kept(walk, DICT_ITEM, entries, key, value, path, ENTRY, owner, (container, key))
 
 
@@ -394,14 +394,14 @@ def walk_list(walk, entries, path):
 
 
 def walk_dict(walk, entries, path):
-    size = dict.__len__(entries)
+    size, is_named = dict.__len__(entries), id(entries) in walk.named
     add(walk, DICT_LEN, entries, None, size, f"len({path})")
     if not is_too_large(walk, size, path):
         for index, (key, value) in enumerate(list(dict.items(entries))):
             # no repr of other keys: a tensor's would read the device
             text = repr(key) if is_simple(key) else f"<{NAME_OF(type(key))} {index}>"
             path_of = f"{path}[{text}]"
-            if not is_kept_entry(walk, entries, key, value, path_of):
+            if not (is_named and is_kept_entry(walk, entries, key, value, path_of)):
                 add_and_visit(walk, DICT_ITEM, entries, key, value, path_of)
     if derives(type(entries), (collections.defaultdict,)):
         factory = f"{path}.default_factory"

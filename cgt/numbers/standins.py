@@ -328,7 +328,7 @@ MATH = {
     "sqrt": core.ROOT, "exp": core.EXPONENTIAL, "log": core.LOGARITHM, "sin": core.SINE, "cos": core.COSINE,
     "tan": core.TANGENT, "tanh": core.HYPERBOLIC,
 }  # fmt: skip
-METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)  # but for those of the type itself
+METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)  # of instances: not __new__, not fromhex
 
 
 def methods(kind):
