@@ -1,4 +1,4 @@
-"""Threads that call, differentiate, hold, reset and step at the same time, for as long as one likes. Meanwhile they replace a
+"""Threads that call, differentiate, hold, reset and step at the same time, as often or as long as one likes. Meanwhile they replace a
 weight, and a tensor in a list that others call with, by ones of the same values.
 
     PYTHONPATH=. python tests/stress.py --seconds 600 [--threads 4] [--device cuda] [--seed 7]
@@ -104,11 +104,11 @@ def leaves(result):
     return [result] if isinstance(result, torch.Tensor) else [*result]
 
 
-def work(k, seed, functions, jitted, parameters, device, until, progress, replays):
-    """One thread: random actions until the time is over."""
+def work(k, seed, functions, jitted, parameters, device, goes_on, progress, replays):
+    """One thread: random actions, as long as it goes on."""
     draw = random.Random(f"{seed} {k}")
     held = []
-    while time.monotonic() < until:
+    while goes_on(progress[k]):
         at = draw.randrange(len(functions))
         x = values(device, 4, 4, seed=draw.randrange(4)).requires_grad_(draw.random() < 0.5)
         more = more_arguments(functions[at], draw, x)
@@ -129,7 +129,7 @@ def work(k, seed, functions, jitted, parameters, device, until, progress, replay
         if draw.random() < 0.2:
             replace(draw)
         what = draw.random()
-        if what < (0.1 if time.monotonic() % 3 < 1 else 0.01):  # a time of many recordings
+        if what < (0.1 if progress[k] % 300 >= 200 else 0.01):  # a time of many recordings
             cgt.reset(jitted[at])
         elif what < 0.012:
             cgt.reset()  # and iterations begin by themselves again
@@ -138,7 +138,7 @@ def work(k, seed, functions, jitted, parameters, device, until, progress, replay
         elif what < 0.022:
             replays[k] += cgt.stats(jitted[at]).replays
             jitted[at] = cgt.jit(functions[at])  # the old one dies
-        elif what < 0.3 and time.monotonic() % 1 < 0.5:  # with steps, and without
+        elif what < 0.3 and progress[k] % 100 < 50:  # with steps, and without
             cgt.step()
         if len(held) > 3:
             result, was = held.pop(draw.randrange(4))
@@ -150,6 +150,7 @@ def work(k, seed, functions, jitted, parameters, device, until, progress, replay
 def main():
     ask = argparse.ArgumentParser()
     ask.add_argument("--seconds", type=float, default=600)
+    ask.add_argument("--calls", type=int, help="of each thread, instead of a time")
     ask.add_argument("--threads", type=int, default=4)
     ask.add_argument("--device", default="cpu")
     ask.add_argument("--seed", type=int, default=random.randrange(1 << 30))
@@ -166,9 +167,12 @@ def main():
     progress, replays = [0] * asked.threads, [0] * asked.threads
     until = time.monotonic() + asked.seconds
 
+    def goes_on(calls):
+        return time.monotonic() < until if asked.calls is None else calls < asked.calls
+
     def body(k):
         try:
-            work(k, asked.seed, functions, jitted, parameters, device, until, progress, replays)
+            work(k, asked.seed, functions, jitted, parameters, device, goes_on, progress, replays)
         except BaseException:
             errors.append(traceback.format_exc(limit=-8))
 
