@@ -39,7 +39,7 @@ def find(call: Call) -> str | None:
         hand_over(call, call.spec, state.learnt.refused[0], calls + options.COOL_DOWN[1])
         return state.learnt.refused[0]
     if is_forward_ad():
-        return errors.forward_mode("around the call")
+        return errors.forward_mode()
     for key in (None, key_of(call)):
         standing = state.learnt.verdicts.get(key)
         if standing is not None and calls < standing.until:

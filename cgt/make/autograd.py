@@ -20,7 +20,7 @@ from ..run.taps import KEEPS, tap_states
 from ..words import errors
 from ..words.private import graph_task, may_donate
 from ..words.pytree import Flat
-from . import describe, trace
+from . import describe, facts, trace
 
 
 def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
@@ -42,7 +42,7 @@ def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
         return errors.modified(tuple(stale.shape))
     odd = next((t for t in saved if not core.is_plain(t)), None)
     if odd is not None:
-        return errors.wrapped_graph(f"a tensor that {draft.outs[roots[0]].line} saves", type(odd).__name__)
+        return errors.wrapped_graph(f"what {draft.outs[roots[0]].line} saves", facts.odd_kind([odd]))
     results = [draft.bases[k] if draft.outs[k].hidden else draft.out.tensors[k] for k in roots]
     found = core.sinks_flows(seen.run.plan.sinks, results, seen.run.since)
     if found is None:

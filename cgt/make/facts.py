@@ -13,7 +13,7 @@ from ..data import LIVE_NUMBER, NotedOp, Seen
 from ..run import constants, tape
 from ..run.devices import is_captured
 from ..run.observe import is_host_recording, tensors_in, user_line
-from ..words.private import OpOverload, is_forward_ad
+from ..words.private import OpOverload
 
 # Which arguments of cuDNN's recurrent ops are the share that is dropped, whether it trains, and the buffer from which
 # that is drawn.
@@ -104,7 +104,7 @@ def may_ask(op: OpOverload, facts: OpFacts) -> bool:
 def usual_inputs(seen: Seen, inputs: list[torch.Tensor]) -> set[int] | None:
     """The storages of what a usual op works on, if these are tensors that every recording takes, of the run's device
     and not all constants, as most are: nothing is to be judged then. Else None."""
-    if seen.run.apart or seen.cuts.bodies or seen.ranks.parallel or is_forward_ad():
+    if seen.run.apart or seen.cuts.bodies or seen.ranks.parallel:
         return None
     return core.usual(inputs, seen.run.device if seen.run.driver == CUDA else -1, seen.constants.memory)
 
@@ -169,7 +169,17 @@ def odd_kind(tensors: Iterable[torch.Tensor]) -> str | None:
         return f"a {type(t).__name__}, a tensor subclass"
     if t.is_nested or t.is_quantized:
         return "a nested tensor" if t.is_nested else "a quantized tensor"
-    return "zeros of autograd's, without memory" if t._is_zerotensor() else f"a tensor of layout {t.layout}"
+    return "zeros of autograd's, without memory" if is_zeros(t) else f"a tensor of layout {t.layout}"
+
+
+def is_zeros(t: torch.Tensor) -> bool:
+    """Is it zeros that autograd makes without memory, for a tangent or gradient? Ops take them, nobody writes them."""
+    return t._is_zerotensor()
+
+
+def is_of_shapes(call: Any) -> bool:
+    """Does an op work out a shape alone, on tensors without memory, as autograd does with its zeros?"""
+    return any(t.is_meta for t in call.inputs) or str(call.kwargs.get("device")) == "meta"
 
 
 def is_elsewhere(seen: Seen, t: torch.Tensor) -> bool:

@@ -98,6 +98,9 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
     call = OpCall(facts, args, kwargs)
     call.known = op_facts.usual_inputs(seen, call.inputs) if facts.usual else None
     call.usual = call.known is not None
+    if not call.usual and op_facts.is_of_shapes(call):
+        core.proceed(None)
+        return
     before, behind = of_usual if call.usual else of_others
     for look in before:
         if look(seen, call):
@@ -415,7 +418,7 @@ def end_draw(seen, call):
 def note_fresh(seen, call):
     """The results that are new memory, and where the user called what made or wrote it."""
     if not all(map(core.is_plain, call.results)):
-        observe.refuse(seen, errors.layout(str(call.op), observe.user_line(seen), op_facts.odd_kind(call.results)))
+        note_odd(seen, call)
     if call.facts.views and not call.inputs:  # of a number, of which C++ made a tensor: its memory is not ours
         seen.alive.objects.extend(map(core.alias, call.results))
         call.fresh = []
@@ -441,6 +444,17 @@ def note_fresh(seen, call):
             held = not call.facts.draws and all(op_facts.is_guarded(seen, one) for one in call.inputs)
             # Seed and offset lie on the device in a capture.
             call.constant = call.constant or call.facts.packet in KEEPS_SEED or (held and not call.aside)
+
+
+def note_odd(seen, call):
+    """Results that are no plain tensors: zeros, which are no memory, and what no recording can hold."""
+    zeros = [t for t in call.results if op_facts.is_zeros(t)]
+    for t in zeros:
+        observe.note_memory(seen, t)
+    call.known = {*call.known, *map(core.storage_id, zeros)}
+    odd = op_facts.odd_kind(t for t in call.results if not op_facts.is_zeros(t))
+    if odd is not None:
+        observe.refuse(seen, errors.layout(str(call.op), observe.user_line(seen), odd))
 
 
 def note_constant(seen, call):

@@ -98,7 +98,7 @@ def survey(call: Call) -> Around | str:
         if is_strict(one.tensor):
             return errors.subclass(one.path, type(one.tensor).__name__)
         if will_save(state) and one.tensor.requires_grad and not core.is_plain(one.tensor):
-            return errors.wrapped_graph(one.path, type(one.tensor).__name__)
+            return errors.wrapped_graph(one.path, facts.odd_kind([one.tensor]))
     tensors, paths = [one.tensor for one in reached], [one.path for one in reached]
     return Around(found, reached, also, [*flat.tensors, *tensors], [*flat.paths, *paths])
 

@@ -13,9 +13,9 @@ from ..run import constants
 from ..run.devices import name_of
 from ..run.observe import asks_on, is_capture, is_host_recording, refuse, unseen, user_line
 from ..words import errors
-from ..words.private import OpOverload, has_threads, is_forward_ad
+from ..words.private import OpOverload, has_threads
 from . import advice, fed
-from .facts import CASTS_INSIDE, COLLECTIVES, WAITS, OpFacts, is_elsewhere, is_hosts, is_to_host, odd_kind
+from .facts import CASTS_INSIDE, COLLECTIVES, WAITS, OpFacts, is_elsewhere, is_hosts, is_to_host, is_zeros, odd_kind
 from .optional import collectives
 
 
@@ -31,9 +31,7 @@ def vet_op(seen: Seen, call: Any) -> None:
     """Refuse what a replay could not repeat. `call`: ops.OpCall."""
     op, facts, inputs, constant, line = call.op, call.facts, call.inputs, call.constant, None
     fed.note(seen, call)
-    if is_forward_ad():
-        line = errors.forward_mode(user_line(seen))
-    elif call.reads and not constant:
+    if call.reads and not constant:
         line = host_reason(seen, errors.host_read, op)
     elif call.dynamic and not constant:
         line = errors.dynamic_shape(str(op), user_line(seen))
@@ -47,8 +45,8 @@ def vet_op(seen: Seen, call: Any) -> None:
         line = errors.changes_shape(str(op), user_line(seen))
     elif facts.namespace in COLLECTIVES and (seen.run.driver not in collectives.DRIVERS or facts.packet in WAITS):
         line = errors.collective(str(op), user_line(seen), facts.packet in WAITS)
-    elif not all(map(core.is_plain, inputs)):
-        line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
+    elif not all(map(core.is_plain, inputs)) and (odd := odd_kind(t for t in inputs if not is_zeros(t))) is not None:
+        line = errors.layout(str(op), user_line(seen), odd)
     elif (strange := vet_gpus(seen, op, inputs, inputs)) is not None:
         line = strange
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):

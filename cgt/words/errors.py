@@ -169,7 +169,7 @@ no_way_back = says("""230: {path} is written, is large or has gaps, and has anot
     stand for it. Keep one tensor and refill it (copy_).""")
 copied_and_written = says("""231: {path} is a result of an earlier call, of which this recording has a copy, and is
     written for the first time. The next recording has no copy. Nothing to do.""")
-wrapped_graph = says("""232: the backward goes through {path}, a {kind}, and would run after the call. Jit the whole
+wrapped_graph = says("""232: the backward goes through {path}, {kind}, and would run after the call. Jit the whole
     step, backward included.""")
 gathered = says("""233: {path} was gathered by an earlier forward and is not sharded yet, so this backward runs eagerly.
     Call reshard() on the module after a forward that has no backward.""")
@@ -260,8 +260,8 @@ saved_changed = says("""414: a tensor that the forward saved was modified in pla
 foreign_grad = says("415: {path}.grad is set to a tensor from outside. Assign it outside the jitted function.")
 hooked_leaf = says("""416: the function can run a backward to {path}, on whose gradient accumulator somebody put a hook
     (DistributedDataParallel does). Call backward() outside the jitted function.""")
-forward_mode = says("""417: the call differentiates in forward mode ({line}), and recordings have no tangents. Use
-    reverse mode (vjp, jacrev, vmap of grad), or leave this part outside.""")
+forward_mode = says("""417: the call is made in forward mode (inside of jvp, jacfwd or a dual level), and recordings
+    have no tangents. Jit the function that calls torch.func.jvp.""")
 optimizer_option = says("""418: {name}.step at {line} keeps numbers on the CPU that change at each step. Make the
     optimizer with {option}.""")
 optimizer_outside = says("""419: {name}.step at {line} needs numbers on the CPU, and no option of {name} changes that.

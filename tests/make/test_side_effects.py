@@ -5,7 +5,6 @@ import copy
 
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
 from helpers import same
 from torch import nn
 
@@ -255,31 +254,6 @@ def test_leaves_and_results_are_told_apart(device):
         x = leaf if k // 2 % 2 else leaf * 1
         assert torch.equal(f(x), x * (2 if x.is_leaf else 3))
     assert cgt.stats(f).replays >= 6, cgt.explain(f)
-
-
-@pytest.mark.parametrize("where", ["inside", "around"])
-def test_forward_mode_is_eager(device, where):
-    w = torch.arange(9.0, device=device).view(3, 3)
-
-    def tanh(x):
-        return torch.tanh(w @ x)
-
-    def inside(x):
-        return torch.func.hessian(lambda x: tanh(x).sum())(x)
-
-    def around(f, x):
-        with forward_ad.dual_level():
-            return forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
-
-    f = cgt.jit(inside if where == "inside" else tanh)
-    for k in range(5):
-        x = torch.full((3,), 0.1 * k, device=device)
-        if where == "inside":
-            assert torch.equal(f(x), inside(x))
-        else:
-            assert torch.equal(f(x), tanh(x))  # what is recorded knows no tangents
-            assert torch.equal(around(f, x), around(tanh, x))
-    assert any("forward mode" in reason for reason in cgt.stats(f).reasons)
 
 
 def test_arguments_made_in_inference_mode_replay(device):
