@@ -27,10 +27,12 @@ cdef inline char* slot_at(Table* t, Node* n, id_t k, PyObject** leaves) noexcept
     """Where slot k's tensor begins today."""
     return tensor_at(slot_tensor(t, n, k, leaves), node_guard(t, n, k).itemsize)
 
-cdef inline bint rebound_may_move(Node* n, Guard* g, char* p) noexcept nogil:
+cdef inline bint rebound_may_move(Table* t, Node* n, int32_t k, char* p) noexcept nogil:
     """To this address: in the same alignment class? Then the graph is told. NULL is none: memory was taken away."""
+    cdef Guard* g = node_guard(t, n, k)
     n.moved = 1
-    return (p is not NULL or g.ptr is NULL) and (<uintptr_t>p ^ <uintptr_t>g.ptr) % align_of(n) == 0
+    if p is NULL: return g.ptr is NULL
+    return (<uintptr_t>p ^ <uintptr_t>g.ptr) % align_of(n) == 0 or node_slot(t, n, k).align == NONE
 
 cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept nogil:
     """What a slot guards besides its row of guards, which fits: an address that is found today, bytes, which of
@@ -47,7 +49,7 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
             if p != g.ptr and is_loose(g): n.moved = 1
             if p is NULL and g.ptr is not NULL: return miss(MISS_ALIGN, k)
             if s.align != NONE and <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
-        elif p != g.ptr and not rebound_may_move(n, g, p): return miss(MISS_ALIGN, k)
+        elif p != g.ptr and not rebound_may_move(t, n, k, p): return miss(MISS_ALIGN, k)
         if s.beside != NONE and p - slot_at(t, n, s.beside, leaves) != s.shift: return miss(MISS_OVERLAP, k)
         if n.writes and not is_loose(g) and guard_overlaps(t, n, k, x, leaves): return miss(MISS_OVERLAP, k)
     elif g.binding == TWIN:
@@ -135,7 +137,7 @@ cdef int64_t guard_slots(Table* t, Node* n, PyObject** leaves) noexcept nogil:
                 if why != FITS: return why
             elif g.binding != UNUSED and impl_at(i, g.itemsize) != g.ptr:
                 if g.binding == PINNED: return miss(MISS_POINTER, at + k)
-                if not rebound_may_move(n, g, impl_at(i, g.itemsize)): return miss(MISS_ALIGN, at + k)
+                if not rebound_may_move(t, n, k, impl_at(i, g.itemsize)): return miss(MISS_ALIGN, at + k)
             g += 1
         at += m
     return late

@@ -242,6 +242,19 @@ static void observe_done(PyObject* results) noexcept {
   }
 }
 
+// What body() runs, in front of the op under way, is seen as that op was.
+static PyObject* observe_before(PyObject* body) {
+  Call* call = std::exchange(call_now, nullptr);
+  PyObject* result;
+  {
+    c10::impl::ForceDispatchKeyGuard as_called(call->thread);
+    result = PyObject_CallNoArgs(body);
+  }
+  call_now = call;
+  if (!result) throw_python();
+  return result;
+}
+
 static bool is_default(const c10::Argument& wanted, const c10::IValue& value) {
   return wanted.default_value() && !value.isTensor() && *wanted.default_value() == value;
 }

@@ -186,6 +186,7 @@ cdef extern from "observe_shim.h" namespace "cgt":
     object observe_proceed(object instead) except +raised
     void observe_answer(list results) except +raised
     void observe_done(list results) except +raised
+    object observe_before(object body) except +raised
     int observe_lone(object t) noexcept
     void numbers_are_ "cgt::numbers_are"(object node)
     void numbers_watch_ "cgt::numbers_watch"(const void* run, bint on) except +raised

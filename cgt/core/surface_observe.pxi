@@ -13,6 +13,7 @@ def proceed(list instead): return observe_proceed(instead)
 def replace_list(int k, list tensors): observe_list(k, tensors)
 def answer(list results): observe_answer(results)
 def done(list results): observe_done(results)
+def before(object body): return observe_before(body)
 def is_lone(object t): return observe_lone(t) != 0
 def numbers_are(node): numbers_are_(node)
 def numbers_watch(object run, bint on): numbers_watch_(<const void*><PyObject*>run, on)

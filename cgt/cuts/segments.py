@@ -19,10 +19,11 @@ import torch
 from cgt_core import CUDA, HOST, NONE, SETS_GRAD
 
 from ..data import Draft, Seen
+from ..look import returns
 from ..run import constants, tape
-from ..run.observe import exchange, fix, is_capture, is_host_recording, note_memory, refuse, touch, unseen, user_line
+from ..run.observe import asker, exchange, fix, is_capture, is_host_recording, note_memory, refuse, touch, unseen, user_line
 from ..words import errors, wrappers
-from ..words.pytree import Readout
+from ..words.pytree import MOST, Readout
 
 aten = torch.ops.aten
 
@@ -30,6 +31,7 @@ VALUE_BYTES = 4096  # of one value: what takes longer to compare is no choice be
 ROOM_BYTES = 1 << 16  # for all values of one call
 MANY = 1 << 30
 WORD = 8  # values begin at multiples of it
+INDEXES = (torch.int64, torch.int32, torch.int16)  # with these PyTorch asks for the number; a byte is a mask
 SMALL = 1 << 20  # bytes: what is larger does not come from a small segment (kSmallSize in CUDACachingAllocator.cpp)
 ROOMS = {}  # device, -1 the host -> where segments leave their values; pinned, since the GPU writes there
 
@@ -237,10 +239,10 @@ def read(seen: Seen, values: Iterable[torch.Tensor]) -> None:
     note_grads(seen)
 
 
-def read_number(seen: Seen, t: torch.Tensor) -> float | torch.SymFloat | None:
-    """What item() of a tensor of floating point is to return, where the function computes with it: the number in a
-    warm-up, and a live one in a recording, which is for any; None: it is read as other values are."""
-    if not may_compute(seen, t):
+def read_number(seen: Seen, t: torch.Tensor, is_index: bool = False) -> Any:
+    """What item() of a tensor is to return, where the function computes with it, or is a whole number and an index: the
+    number in a warm-up, and a live one in a recording, which is for any; None: it is read as other values are."""
+    if not may_compute(seen, t, is_index):
         return None
     touch(seen, t)
     seen.devices.add(t.device)
@@ -259,19 +261,37 @@ def read_number(seen: Seen, t: torch.Tensor) -> float | torch.SymFloat | None:
     return seen.live.came(core.segments_ran() - 1, number, line, out)
 
 
+def read_index(seen: Seen, t: torch.Tensor) -> bool:
+    """C++ asks for the number in this tensor. Is it to index with it (`table[t]`), and may the number be any? The next
+    op will choose by it (rows.py)."""
+    if t.dim() or not returns.is_at_entry(asker()):
+        return False
+    number = read_number(seen, t, is_index=True)
+    if number is not None and seen.run.recording:
+        seen.live.index = number
+    return number is not None
+
+
 def hand(seen, number, room, line):
     """What a result holds of a number that was read: at each replay that of its call."""
+    dtype = wide(type(number) is float)
     with unseen(seen):
-        one = Readout(room.view(torch.float64).view(()), torch.Tensor.tolist, line)
-        seen.readouts.rows.append((one, torch.tensor(number, dtype=torch.float64) if seen.run.driver == HOST else None))
+        one = Readout(room.view(dtype).view(()), torch.Tensor.tolist, line)
+        seen.readouts.rows.append((one, torch.tensor(number, dtype=dtype) if seen.run.driver == HOST else None))
     return one
 
 
-def may_compute(seen, t):
+def wide(is_float):
+    """The type of tensors in which numbers come to the host."""
+    return torch.float64 if is_float else torch.int64
+
+
+def may_compute(seen, t, is_index):
     """Can the number in this tensor be any at each replay?"""
     if seen.run.computes is False or seen.reason is not None:
         return False
-    simple = type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and t.is_floating_point()
+    fits = t.dtype in INDEXES if is_index else t.is_floating_point()
+    simple = type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and fits
     here = not seen.run.recording or t.is_cuda == (seen.run.driver == CUDA)
     if not (simple and here) or t.numel() != 1 or is_known(seen, t):
         return False
@@ -284,12 +304,13 @@ def may_compute(seen, t):
 def leave_number(seen, t) -> tuple[float, torch.Tensor] | None:
     """End a segment that leaves t's number on the host, in 64 bits: (the number, where). None: it is none with which C
     computes."""
-    value, room = leave(seen, t, torch.float64)
+    is_float = t.is_floating_point()
+    value, room = leave(seen, t, wide(is_float))
     if room is None:
         return None
     seen.alive.objects.append(value)
-    (number,) = struct.unpack("d", value)
-    if not math.isfinite(number):
+    (number,) = struct.unpack("d" if is_float else "q", value)
+    if not (math.isfinite(number) if is_float else abs(number) <= MOST):
         refuse(seen, errors.host_read("Tensor.item", user_line(seen)))
         return None
     return number, room

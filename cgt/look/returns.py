@@ -84,6 +84,38 @@ def uses_behind(
     return None if None in found else found
 
 
+def is_at_entry(frame: types.FrameType) -> bool:
+    """Is it at a read of an entry (`table[t]`)?"""
+    reading = b.read(frame.f_code)
+    step = reading.steps[reading.at(frame.f_lasti)]
+    return step.does == b.READ and step.where == b.ENTRY
+
+
+def is_index(frame: types.FrameType) -> bool:
+    """Is it at the call of a method without arguments whose answer is an index (`table[t.item()]`), and is else only
+    compared and computed with?"""
+    return is_asked(frame) and indexes(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(KEPT)
+def indexes(code, offset):
+    reading, call = call_at(code, offset)
+    if call is None:
+        return False
+    takers, *_ = follow(reading, call, ())
+    kinds = {index_use(reading, at, operand) for at, operand, _ in takers}
+    return b.ENTRY in kinds and None not in kinds
+
+
+def index_use(reading, at, operand):
+    """ENTRY: this step takes it as a key; COMPUTED: as a number; None: in another way."""
+    step = reading.steps[at]
+    if step.where == b.ENTRY and step.does in (b.READ, b.STORE):
+        return b.ENTRY if operand == len(reading.takes[at]) - 1 else None
+    passed = step.does != b.GATHER and passes(reading, at, operand, ())
+    return COMPUTED if passed or step.does in (b.COMPARE, b.DROP) else None
+
+
 def is_asked(frame):
     """Is it at the call of a method without arguments, or of Python's float() of one?"""
     names, given, is_method = callee_of(frame.f_code, frame.f_lasti)

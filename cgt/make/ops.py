@@ -13,7 +13,7 @@ from cgt_core import CUDA
 
 from ..cuts import apart, segments
 from ..data import Seen
-from ..numbers import addresses, counters, live, scalars
+from ..numbers import addresses, counters, live, rows, scalars
 from ..run import blank, constants, observe, tape
 from ..run.devices import name_of
 from ..run.tokens import how_far, see_draw
@@ -151,6 +151,11 @@ def unmask(seen, call):
         call.inputs = tensors_of(call)
 
 
+def choose_row(seen, call):
+    """A row of a tensor, by a number that C++ was told just now."""
+    return seen.live.index is not None and rows.choose_by(seen, call.facts.packet, call.args)
+
+
 def make_from_outside(seen, call):
     """A tensor of Python's values, or one over a storage."""
     if call.facts.packet in LIFTS:
@@ -195,6 +200,8 @@ def find_values(seen, call):
     facts, inputs = call.facts, call.inputs
     # Whether a check raises is the tape's own affair.
     call.reads, call.dynamic = facts.reads or (facts.checks and seen.run.driver == CUDA), op_facts.is_dynamic(call)
+    if facts.packet == "_local_scalar_dense" and not (call.constant or call.counts):
+        call.constant = segments.read_index(seen, *inputs)
     asks = call.reads or call.dynamic or op_facts.is_to_host(call)
     asks = asks and not (call.constant or call.counts)
     into = facts.dynamic and call.written  # a replay would not write there
@@ -308,6 +315,7 @@ BEFORE = (
         "a warm-up that asks nothing needs none of what follows",
         when=lambda seen: not seen.run.recording and seen.run.graph is None,
     ),
+    Watcher(choose_row, "what a number chooses is made by another op", when=has_numbers),
     Watcher(unmask, "it gives the op other arguments", lambda op, facts: facts.packet in INDEXES),
     Watcher(make_from_outside, "what it makes has no inputs to be looked at", lambda op, facts: facts.packet in MAKES),
     Watcher(find_written, "all that follows asks what is written", op_facts.may_write),

@@ -16,7 +16,7 @@ from cgt_core import CUDA, HOST
 
 from ..cuts import readout, segments
 from ..data import Leaves, Seen
-from ..look import impure
+from ..look import impure, returns
 from ..numbers import addresses, counters, live
 from ..run import blank, constants, observe, taps
 from ..run.devices import name_of, one_thread
@@ -269,11 +269,15 @@ def see_reader(seen, function, args, name, t, arguments):
     number = counters.ask(seen, name, t)
     if number is not None:
         return number
+    if name == "__index__":  # of a list, say: the op that asks could not tell that from an index of a tensor
+        segments.read(seen, segments.values_of(seen, [t]) or ())
+        return None
     # On a stream of the function's own the bytes would leave before they are computed.
     beside = observe.is_capture(seen) and torch.cuda.current_stream(seen.run.device) not in forks.STREAMS.values()
     answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function, args)
     if answer is None and name == "item" and not beside:
-        answer = segments.read_number(seen, t)
+        is_index = not t.is_floating_point() and returns.is_index(observe.asker())
+        answer = segments.read_number(seen, t, is_index)
     if answer is not None or name in readout.OPS:
         return answer
     sid = core.storage_id(t)

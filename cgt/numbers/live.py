@@ -179,7 +179,6 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
     if plan is None or not (plan.numbers.sources or plan.numbers.computes):
         return lambda: None, lambda: None
     trace = seen.live = Trace(plan.numbers.sources, functools.partial(user_line, seen))
-    trace.chooses = lambda t: rows.can_choose(seen, t) and t.is_contiguous()
     trace.choose = functools.partial(rows.choose, seen)
     trace.give_up = functools.partial(give_up, seen) if is_capture(seen) else None
     trace.leave = lambda: leave(seen, errors.number_type(user_line(seen)))
@@ -223,7 +222,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
 
 def tables_in(plan, trace):
     """[(place, what stands for the numbers there), ...] of those from which a whole number can choose."""
-    if not any(type(one) is Int for one in trace.stand_ins):
+    if not (plan.numbers.computes or any(type(one) is Int for one in trace.stand_ins)):
         return []
     homes = {id(plan.places[k].home) for k in trace.held}
     homes.update(at for at, owner in plan.found.owners.items() if owner is None)  # met elsewhere, too
@@ -452,6 +451,8 @@ def close(seen: Seen, box: list) -> object:
     if trace is None:
         return result
     watch(seen)
+    pin(trace.index)
+    trace.index = None
     homes = {id(home) for home, _ in containers.contents([result])}
     back = [row for home, row in trace.lent if home in homes]
     for row in (*trace.parsed, *back):  # an argument that is handed out has its own numbers again

@@ -78,7 +78,8 @@ class Trace:
 
     def __init__(self, sources, line):
         self.sources, self.line = sources, line  # line(): where the user's code is
-        self.chooses = self.choose = None  # (tensor, index): can the row be chosen at each replay; the row
+        self.choose = None  # (tensor, index): the row, chosen at each replay; None: it cannot be
+        self.index = None  # the stand-in of a number that C++ was told just now, to index with it
         self.steps = [Step(s.op, s.at, s.part, s.value) for s in sources]
         self.held = {}  # position of a place -> what lies there instead of its numbers
         self.known = {}  # Step -> its row
@@ -236,8 +237,9 @@ class Node(NamedTuple):
 
 
 def looked_at(trace: Trace) -> str | None:
-    """The line at which a number was read on which more than ops and comparisons depends, or None."""
-    lines = dict(trace.reads)
+    """The line at which a number was read on which more than ops and comparisons depends, or None. Of a whole number
+    there may be few values: the recording is for one."""
+    lines = {row: line for row, line in trace.reads.items() if type(trace.steps[row].value) is float}
     for row, step in enumerate(trace.steps):
         if step.op > core.EQUALS and step.op != core.AT_READ and (step.a in lines or step.b in lines):
             lines[row] = lines.get(step.a) or lines[step.b]
@@ -385,8 +387,8 @@ def carried(cls, function, types, args=(), kwargs=None):
     kwargs = kwargs or {}
     if any(x.node.trace.over for x in (*args, *kwargs.values()) if type(x) in STAND_INS):
         args, kwargs = [plain_of(x) for x in args], {k: plain_of(x) for k, x in kwargs.items()}
-    elif function is GETITEM and type(args[1]) is Int and args[1].node.trace.chooses(args[0]):
-        return args[1].node.trace.choose(*args)
+    elif function is GETITEM and type(args[1]) is Int and (row := args[1].node.trace.choose(*args)) is not None:
+        return row
     with without_torch_function():
         return function(*args, **kwargs)
 

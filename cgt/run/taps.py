@@ -230,7 +230,7 @@ def tap_forks(is_mine: Mine, fork: Callable[..., object]) -> Bracket:
 # compiles once more for each stack of function modes, and random states belong to a compilation.)
 READS = "numpy tolist data_ptr __array__ __repr__ untyped_storage __dlpack__".split()
 # "item", "cpu" and "__float__" are ops as well.
-READERS = Tap(*((torch.Tensor, name) for name in (*READS, "item", "cpu", "__float__")), *private.TO_DLPACK)
+READERS = Tap(*((torch.Tensor, name) for name in (*READS, "item", "cpu", "__float__", "__index__")), *private.TO_DLPACK)
 PLAIN_READERS = {
     id(plain): plain for plain in (getattr(*t) for t in READERS.targets if t[1] in READS or t in private.TO_DLPACK)
 }
