@@ -19,9 +19,8 @@ import torch
 from cgt_core import CUDA, HOST, NONE, SETS_GRAD
 
 from ..data import Draft, Seen
-from ..look import returns
 from ..run import constants, tape
-from ..run.observe import asker, exchange, fix, is_capture, is_host_recording, note_memory, refuse, touch, unseen, user_line
+from ..run.observe import exchange, fix, is_capture, is_host_recording, note_memory, refuse, touch, unseen, user_line
 from ..words import errors, wrappers
 from ..words.pytree import MOST, Readout
 
@@ -261,17 +260,6 @@ def read_number(seen: Seen, t: torch.Tensor, is_index: bool = False) -> Any:
     return seen.live.came(core.segments_ran() - 1, number, line, out)
 
 
-def read_index(seen: Seen, t: torch.Tensor) -> bool:
-    """C++ asks for the number in this tensor. Is it to index with it (`table[t]`), and may the number be any? The next
-    op will choose by it (rows.py)."""
-    if t.dim() or not returns.is_at_entry(asker()):
-        return False
-    number = read_number(seen, t, is_index=True)
-    if number is not None and seen.run.recording:
-        seen.live.index = number
-    return number is not None
-
-
 def hand(seen, number, room, line):
     """What a result holds of a number that was read: at each replay that of its call."""
     dtype = wide(type(number) is float)
@@ -290,7 +278,7 @@ def may_compute(seen, t, is_index):
     """Can the number in this tensor be any at each replay?"""
     if seen.run.computes is False or seen.reason is not None:
         return False
-    fits = t.dtype in INDEXES if is_index else t.is_floating_point()
+    fits = t.is_floating_point() or (is_index and t.dtype in INDEXES)
     simple = type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and fits
     here = not seen.run.recording or t.is_cuda == (seen.run.driver == CUDA)
     if not (simple and here) or t.numel() != 1 or is_known(seen, t):
@@ -419,6 +407,14 @@ def sample(seen: Seen, mean: Any, std: torch.Tensor, generator: torch.Generator 
         made.normal_(generator=generator).mul_(std).add_(mean)
     core.done([made])
     return [made]
+
+
+def counted(x: torch.Tensor, most: int) -> torch.Tensor | None:
+    """What bincount makes of numbers that all have a place among so many; None: some have not."""
+    if not ((x >= 0) & (x < most)).all():
+        return None
+    at = x.long()
+    return torch.zeros(most, dtype=torch.int64, device=x.device).scatter_add_(0, at, torch.ones_like(at))
 
 
 def room_for(seen: Seen, t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

@@ -31,6 +31,7 @@ from .code import KEPT
 from .flow import ARITHMETIC, OPENERS, is_arithmetic, is_read, names_of, tree_of
 from .places import MISSING, Place, class_value, dict_of, is_builtin_descriptor, value_at
 
+WHOLE = (*ARITHMETIC, "//", "%")  # what may be computed of an index
 RETURNED, COMPARED, COMPUTED = "returned", "compared", "computed"  # what may become of it, and Named
 APPENDED, OPERAND = "appended", "operand"
 LAZY = 0x20 | 0x80 | 0x200  # flags of generators, coroutines and both
@@ -93,7 +94,7 @@ def is_at_entry(frame: types.FrameType) -> bool:
 
 def is_index(frame: types.FrameType) -> bool:
     """Is it at the call of a method without arguments whose answer is an index (`table[t.item()]`), and is else only
-    compared and computed with?"""
+    compared, computed with and returned?"""
     return is_asked(frame) and indexes(frame.f_code, frame.f_lasti)
 
 
@@ -102,7 +103,7 @@ def indexes(code, offset):
     reading, call = call_at(code, offset)
     if call is None:
         return False
-    takers, *_ = follow(reading, call, ())
+    takers, *_ = follow(reading, call, (), WHOLE)
     kinds = {index_use(reading, at, operand) for at, operand, _ in takers}
     return b.ENTRY in kinds and None not in kinds
 
@@ -112,8 +113,8 @@ def index_use(reading, at, operand):
     step = reading.steps[at]
     if step.where == b.ENTRY and step.does in (b.READ, b.STORE):
         return b.ENTRY if operand == len(reading.takes[at]) - 1 else None
-    passed = step.does != b.GATHER and passes(reading, at, operand, ())
-    return COMPUTED if passed or step.does in (b.COMPARE, b.DROP) else None
+    passed = step.does != b.GATHER and passes(reading, at, operand, (), WHOLE)
+    return COMPUTED if passed or step.does in (b.COMPARE, b.DROP, b.RETURN) else None
 
 
 def is_asked(frame):
@@ -275,7 +276,7 @@ def uses_of(code, offset, answers):
     return None if None in uses else frozenset().union(*uses)
 
 
-def follow(reading, call, answers):
+def follow(reading, call, answers, signs=ARITHMETIC):
     """([(step that takes what this call gives, which of its operands that is, was it changed by arithmetic)], the steps
     that may make it, do ways meet of which only some bring it)."""
     stores_seen, makes, takers, todo = functools.cache(reading.stores_seen), set(), [], [(call, False)]
@@ -288,7 +289,7 @@ def follow(reading, call, answers):
         if step.does == b.STORE:
             users = [(one, 0) for one, stores in stores_seen(step.name).items() if at in stores]
         takers += [(one, k, changed) for one, k in users]
-        passed = [one for one, k in users if passes(reading, one, k, answers)]
+        passed = [one for one, k in users if passes(reading, one, k, answers, signs)]
         todo += [(one, changed or reading.steps[one].does == b.COMPUTE) for one in passed]
     makers, found = {at for at, _ in makes}, []
     for at in makers - {call}:
@@ -298,7 +299,7 @@ def follow(reading, call, answers):
     return takers, makers, any(not one.isdisjoint(makers) and not one <= makers for one in found)
 
 
-def passes(reading, at, operand, answers):
+def passes(reading, at, operand, answers, signs=ARITHMETIC):
     """Is what this step makes followed, too, because it takes what is followed?"""
     step = reading.steps[at]
     if step.does == b.GATHER:
@@ -310,7 +311,7 @@ def passes(reading, at, operand, answers):
         call = reading.call_of(at) if step.name in answers else None
         return call is not None and method_of(reading, call) == at
     is_local = step.does in (b.READ, b.STORE) and step.where == b.LOCAL
-    return is_local or (step.does == b.COMPUTE and step.name in ARITHMETIC)
+    return is_local or (step.does == b.COMPUTE and step.name in signs)
 
 
 def use_of(reading, at, operand, changed, makers, is_mixed, answers):

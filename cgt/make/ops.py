@@ -13,7 +13,8 @@ from cgt_core import CUDA
 
 from ..cuts import apart, segments
 from ..data import Seen
-from ..numbers import addresses, counters, live, rows, scalars
+from ..look import returns
+from ..numbers import addresses, counters, live, scalars
 from ..run import blank, constants, observe, tape
 from ..run.devices import name_of
 from ..run.tokens import how_far, see_draw
@@ -153,7 +154,18 @@ def unmask(seen, call):
 
 def choose_row(seen, call):
     """A row of a tensor, by a number that C++ was told just now."""
-    return seen.live.index is not None and rows.choose_by(seen, call.facts.packet, call.args)
+    return seen.live.index is not None and live.choose_by(seen, call.facts.packet, call.args)
+
+
+def count_values(seen, call):
+    """bincount makes more places than it is told where a number is larger; that none is, is read."""
+    x, weights, most = (*call.args, None, 0)[:3]
+    if weights is not None or not most or x.dim() != 1 or x.dtype not in segments.INDEXES or seen.reason is not None:
+        return False
+    made = core.before(functools.partial(segments.counted, x, most))
+    if made is not None:
+        core.done([made])
+    return made is not None
 
 
 def make_from_outside(seen, call):
@@ -195,13 +207,22 @@ def judge(seen, call):
     call.apart = bool(seen.run.apart or facts.packet in apart.KNOWN) and apart.is_one(seen, call)
 
 
+def read_index(seen, call):
+    """C++ asks a tensor for its number. Is it to index with it (`table[t]`), and may the number be any? Then this op
+    reads nothing, and the next one chooses by the number (choose_row)."""
+    (t,) = call.inputs
+    if not (call.constant or call.counts or t.dim()) and returns.is_at_entry(observe.asker()):
+        number = segments.read_number(seen, t, is_index=True)
+        call.constant = number is not None
+        if call.constant and seen.run.recording:
+            seen.live.index = number
+
+
 def find_values(seen, call):
     """Does it read values, and which?"""
     facts, inputs = call.facts, call.inputs
     # Whether a check raises is the tape's own affair.
     call.reads, call.dynamic = facts.reads or (facts.checks and seen.run.driver == CUDA), op_facts.is_dynamic(call)
-    if facts.packet == "_local_scalar_dense" and not (call.constant or call.counts):
-        call.constant = segments.read_index(seen, *inputs)
     asks = call.reads or call.dynamic or op_facts.is_to_host(call)
     asks = asks and not (call.constant or call.counts)
     into = facts.dynamic and call.written  # a replay would not write there
@@ -316,12 +337,18 @@ BEFORE = (
         when=lambda seen: not seen.run.recording and seen.run.graph is None,
     ),
     Watcher(choose_row, "what a number chooses is made by another op", when=has_numbers),
+    Watcher(count_values, "it is made of others", lambda op, facts: facts.packet == "bincount"),
     Watcher(unmask, "it gives the op other arguments", lambda op, facts: facts.packet in INDEXES),
     Watcher(make_from_outside, "what it makes has no inputs to be looked at", lambda op, facts: facts.packet in MAKES),
     Watcher(find_written, "all that follows asks what is written", op_facts.may_write),
     Watcher(count, "no other watcher may take a count for a read", when=has_numbers),
     Watcher(find_numbers, "an op with live numbers is not constant", when=has_numbers),
     Watcher(judge, "it asks for writes and numbers"),
+    Watcher(
+        read_index,
+        "what is constant, or only counted, is no index",
+        lambda op, facts: facts.packet == "_local_scalar_dense",
+    ),
     Watcher(find_values, "what is constant, or only counted, is not asked for", op_facts.may_ask),
     Watcher(vet, "a constant is refused nothing; memory of an op that is refused is none that is touched"),
     Watcher(touch_inputs, "it knows the user's tensors, not their copies"),

@@ -276,8 +276,7 @@ def see_reader(seen, function, args, name, t, arguments):
     beside = observe.is_capture(seen) and torch.cuda.current_stream(seen.run.device) not in forks.STREAMS.values()
     answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function, args)
     if answer is None and name == "item" and not beside:
-        is_index = not t.is_floating_point() and returns.is_index(observe.asker())
-        answer = segments.read_number(seen, t, is_index)
+        answer = segments.read_number(seen, t, returns.is_index(observe.asker()))
     if answer is not None or name in readout.OPS:
         return answer
     sid = core.storage_id(t)

@@ -279,6 +279,20 @@ def put(seen, plain, owner, name, args, kwargs):
         rows.put(seen, Int, plain, t, index, value)
 
 
+def choose_by(seen: Seen, packet: str, args: tuple) -> bool:
+    """C++ was told a number to index with it: does the op under way do so? Then it returns what the number chooses;
+    else the recording is for the number."""
+    index, seen.live.index = seen.live.index, None
+    row = None
+    if packet == "select" and args[2] == index.node.value:
+        row = core.before(functools.partial(rows.choose, seen, args[0], index, args[1] % args[0].dim()))
+    if row is None:
+        pin(index)
+        return False
+    core.done([row])
+    return True
+
+
 def see_written(seen: Seen, written: list[torch.Tensor]) -> None:
     """An op is about to write: not to a row that was chosen, nor where it was chosen from. Eager's row is a view."""
     if any(lying_in(t, seen.live.rows_of) for t in written):

@@ -3,7 +3,6 @@
 Eager makes a view there, whose address the number decides. A recording has an op instead that is given the number: it
 copies the row out, or in."""
 
-import functools
 import operator
 from collections.abc import Callable
 
@@ -12,7 +11,6 @@ import torch
 from cgt_core import CUDA
 
 from ..data import Seen
-from .standins import pin
 
 WHOLE = slice(None)
 
@@ -37,27 +35,13 @@ def at(t, dim, index):
 def choose(seen: Seen, t: torch.Tensor, index: int, dim: int = 0) -> torch.Tensor | None:
     """t[index], copied, or of this dimension; None: it cannot be, or has gaps. Nobody may write either of the two
     (live.see_written): eager's is a view."""
-    if not (can_choose(seen, t) and t.is_contiguous() and all(n == 1 for n in t.shape[:dim])):
+    if not (can_choose(seen, t) and t.shape[dim] and t.select(dim, 0).is_contiguous()):
         return None
     trace = seen.live
     row = torch.ops.aten._unsafe_view(t.index_select(dim, at(t, dim, index)), t.shape[:dim] + t.shape[dim + 1 :])
     trace.rows_of += [(core.storage_address(one), core.storage_bytes(one), core.storage_name(one)) for one in (row, t)]
     trace.chosen.add(core.storage_id(row))
     return row
-
-
-def choose_by(seen: Seen, packet: str, args: tuple) -> bool:
-    """C++ was told a number to index with it: does the op under way do so? Then it returns what the number chooses; else
-    the recording is for the number."""
-    index, seen.live.index = seen.live.index, None
-    row = None
-    if packet == "select" and args[2] == index.node.value:
-        row = core.before(functools.partial(choose, seen, args[0], index, args[1] % args[0].dim()))
-    if row is None:
-        pin(index)
-        return False
-    core.done([row])
-    return True
 
 
 def put(seen: Seen, stand_in: type, plain: Callable, t: torch.Tensor, index: object, value: object) -> None:

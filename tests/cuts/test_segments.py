@@ -698,3 +698,42 @@ def test_value_is_read_again_behind_a_write_to_its_memory_under_another_name(dev
         x = torch.full((4,), k % 3, device=device)
         assert identical(f(*((x, one, other) if given else (x,))), x * x[0]) and torch.equal(other, x[part]), k
     assert cgt.stats(f).replays >= 6, cgt.explain(f)
+
+
+def test_numbers_are_counted_in_as_many_places_as_are_told(device):
+    f, counts = cgt.jit(lambda x: torch.bincount(x, minlength=8) * 2), lambda x: torch.bincount(x, minlength=8) * 2
+    for k in range(12):
+        x = (values(device, 20, seed=k).abs() * 4).long().clamp(max=7)
+        x = x.to((torch.int64, torch.int32)[k % 2]) if k < 6 else x[: k - 6]
+        assert identical(f(x), counts(x)), k
+    assert cgt.stats(f).replays >= 2, cgt.explain(f)
+
+
+@pytest.mark.parametrize("odd", [9, -1])
+def test_numbers_without_a_place_are_eagers(device, odd):
+    f, counts = cgt.jit(lambda x: torch.bincount(x, minlength=8)), lambda x: torch.bincount(x, minlength=8)
+    for k in range(14):
+        x = torch.tensor([k % 8, 3, odd if k % 5 == 4 else 2], device=device)
+        outcomes = []
+        for function in (f, counts):
+            try:
+                outcomes.append(function(x).tolist())
+            except RuntimeError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1], k
+    assert cgt.stats(f).replays >= 6, cgt.explain(f)
+
+
+def test_metric_that_counts(device):
+    """A confusion matrix, as torchmetrics keeps one."""
+    total, expected = torch.zeros(5, 5, dtype=torch.int64, device=device), torch.zeros(5, 5, dtype=torch.int64, device=device)
+
+    def update(into, scores, target):
+        into += torch.bincount(target * 5 + scores.argmax(1), minlength=25).reshape(5, 5)
+
+    f = cgt.jit(update)
+    for k in range(10):
+        scores, target = values(device, 16, 5, seed=k), (values(device, 16, seed=k).abs() * 3).long().clamp(max=4)
+        f(total, scores, target), update(expected, scores, target)
+        assert torch.equal(total, expected), k
+    assert cgt.stats(f).replays >= 6, cgt.explain(f)

@@ -176,3 +176,89 @@ def test_rows_whose_memory_is_written_under_another_name(device):
         return [table, other], function
 
     check(make, [(torch.full((4,), float(k), device=device), k % 3) for k in range(CALLS)], replays=CALLS // 3)
+
+
+# --- an index that is read on the way -------------------------------------------------------------
+
+def added(table, row, x, t):
+    k = t.item()
+    return x * table[k] + k
+
+
+READ = {  # of a table of 12 rows, a list of 12 numbers, x, and t, a tensor with a whole number
+    "a tensor": lambda table, row, x, t: x * table[t],
+    "its number": lambda table, row, x, t: x * table[t.item()],
+    "computed": lambda table, row, x, t: x * table[t - 1] + table[t.item() // 2 + 1],
+    "from behind": lambda table, row, x, t: x * table[-t],
+    "and compared": lambda table, row, x, t: x * (table[t - 2] if t >= 2 else 1),
+    "twice": lambda table, row, x, t: x * table[t] + table[t].sum() * table[t - 1],
+    "beside others": lambda table, row, x, t: x * table[t, 1:3].sum() + table[None, t],
+    "in a column": lambda table, row, x, t: x * table.view(1, 12, 4)[:, t],
+    "made in the call": lambda table, row, x, t: x * table[(x.sum() + t).long().clamp(0, 11)],
+    "into what was made": lambda table, row, x, t: (table * x)[t] + x,
+    "a list": lambda table, row, x, t: x * row[t.item()],
+    "both": lambda table, row, x, t: x * row[t.item()] + table[t],
+    "and added": added,
+    "of columns": lambda table, row, x, t: x * table[..., 0][t] + table.t()[1][t],
+    "rates": lambda table, row, x, t: (x - (1 - table[t]).abs().sqrt() * x) / table[t].abs().sqrt() + table[t - 1],
+}  # fmt: skip
+
+
+def indexed(form, device):
+    def make():
+        table, row = values(device, 12, 4, seed=3).clone(), [0.5 * k for k in range(12)]
+        return [table], lambda x, t: form(table, row, x, t)
+
+    return make
+
+
+@pytest.mark.parametrize("form", READ)
+def test_one_recording_reads_at_any_index_that_is_read(device, form):
+    steps = torch.arange(11, -1, -1, device=device)  # as a sampler goes through them
+    f = check(indexed(READ[form], device), [(values(device, 4, seed=k), steps[k % 11]) for k in range(16)], 12)
+    assert cgt.stats(f).records <= 3, cgt.explain(f)
+
+
+NOT_ANY = {
+    "beyond": lambda table, row, x, t: x * table[t * 3],
+    "behind the beginning": lambda table, row, x, t: x * table[-3 * t - 1],
+    "a list, beyond": lambda table, row, x, t: x * row[t.item() * 3],
+    "a row that is handed out": lambda table, row, x, t: table[t],
+    "a row that is written": lambda table, row, x, t: table[t].add_(x) * 2,
+    "a table that is written behind it": lambda table, row, x, t: (table[t], table.mul_(0.5), x)[0] + x,
+    "a list that a tensor indexes": lambda table, row, x, t: x * row[t],
+    "a list, then a tensor": lambda table, row, x, t: sum((s[k] for s, k in ((row, t), (table, 3), (table, t), (row, 2))), x),
+    "a place that is written": lambda table, row, x, t: table.index_put_((t[None],), x)[t] * 1,
+    "an assignment": lambda table, row, x, t: (table.__setitem__(t, x), table.sum(0))[1],
+    "a shape": lambda table, row, x, t: x * table[: t.item()].sum() + len(range(t.item())),
+    "a row of a parameter": lambda table, row, x, t: (x * table.clone().requires_grad_()[t]).detach(),
+    "numbers from everywhere": lambda table, row, x, t: x * table[[t, t]].sum() + table[t : t + 1].sum(),
+    "a key": lambda table, row, x, t: x * {k: 2.0 * k for k in range(12)}[t.item()],
+    "a mask of one": lambda table, row, x, t: x * table[t > 2].sum(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", NOT_ANY)
+def test_what_else_is_done_with_an_index_that_is_read_is_eagers(device, form):
+    check(indexed(NOT_ANY[form], device), [(values(device, 4, seed=k), torch.tensor(k * 5 % 6, device=device)) for k in range(CALLS)])
+
+
+def test_sampler_that_goes_through_its_steps(device):
+    """As diffusers writes it, in one function: one recording for all steps."""
+    model = torch.nn.Linear(4, 4).to(device)
+    alphas = torch.linspace(0.999, 0.01, 50, device=device).cumprod(0)
+
+    @torch.no_grad()
+    def denoise(x, t):
+        a, before = alphas[t], alphas[t - 5] if t >= 5 else torch.ones_like(alphas[0])
+        noise = model(x)
+        clean = (x - (1 - a).sqrt() * noise) / a.sqrt()
+        return before.sqrt() * clean + (1 - before).sqrt() * noise
+
+    f = cgt.jit(denoise)
+    for run in range(2):
+        mine = theirs = values(device, 2, 4, seed=run)
+        for t in torch.arange(49, -1, -5, device=device):
+            mine, theirs = f(mine, t), denoise(theirs, t)
+            assert torch.equal(mine, theirs), t
+    assert cgt.stats(f).replays >= 15 and cgt.stats(f).records <= 4, cgt.explain(f)

@@ -116,7 +116,7 @@ class World:
         self.total, self.ema, self.best, self.scale, self.hits, self.seen, self.n, self.last = 0.0, 1.0, 0.0, 2.0, 0, 0, 0, None
         self.log, self.losses, self.other, self.inner = [], [], [], types.SimpleNamespace(total=0.0, last=None, losses=[])
         self.book, self.alias = {"a": [], "b": [], "n": 0, "x": {"a": []}}, {"a": []}
-        self.parts = Parts(device)
+        self.parts, self.table = Parts(device), [0.5, 1.0, -0.25, 3.0]
         self.counters = {name: torch.tensor(2, dtype=getattr(torch, name)) for name in ("float32", "float64", "int64")}
 
     def fresh(self):
@@ -344,6 +344,21 @@ KINDS = {
         calls=st.sampled_from([0.5, 2]).map(lambda a: [("refilled", 0, a + k) for k in range(9)]),
         results="z * 1",
     ),
+    # Rows of tensors and entries of lists that a tensor chooses, which may be written, kept and handed out.
+    "chosen": Kind(
+        """
+        z = z + x[{at}] | z = z * o.a[{at}] | z = z + (o.b * 2)[{at}] | z = z + o.rows[0][None, {at}] | z = z + o.a[:, {at}][:, None] | z = z + o.a.t()[{at}]
+        z = z + o.a[{at}, 1:3].sum() | z = z + o.table[{at}] | z = z * o.table[{at}.item()] | z = z + o.a[{at}.item()] | z = z + o.a[n] | z = z * o.table[n]
+        n = {at}.item() | n = (n + 1) % 4 | n = -n | n = {at}.item() - 1 | at = {at} | at = (at + 1) % 4 | z = z + n | out.append(n) | out.append(z[{at}].clone())
+        o.a.mul_(0.5) | o.b = torch.tanh(o.b + z) | o.a[{at}] = x[{i}] | o.a[n] = x[{i}] * 1 | v = o.a[{at}]; v.add_(1) | o.table[n] = 0.5 | o.last = o.a[{at}]
+        for s, k in ((o.table, at), (z, {i}), (z, at), (o.table, {i})): z = z + s[k] | z = z + o.a[[{at}, {at}]].sum() | z = z + o.a[{at} : {at} + 1]
+        if n > {i}: z = z + 1 | out.append(o.a[{at}]) | z = z + o.a[{at} + 2] | z = z + o.w[{at}].detach() | z = z + len(o.table[: {at}])
+        """,
+        head="z, at = torch.tanh(x), x[0].argmax() | n = at.item()",
+        between="pass | pass | pass | o.a = o.fresh() | o.table = [0.25, 0.5, -1.0, 2.0] | o.table.reverse()",
+        calls=st.just([("fresh", k % 7, 0) for k in range(14)]),
+        results="z + 0 | z + 0, n | z + 0, out",
+    ),
     # Memory that comes to depend on x, or never does, and reads of either.
     "constants": Kind(
         """
@@ -388,7 +403,7 @@ KINDS = {
 }  # fmt: skip
 WORDS = {
     "test": TESTS, "count": COUNTS, "t": ("0", "0.5", "0.7", "-1", "-1.5"), "i": "0123", "j": "0123", "dtype": ("float32", "float64", "float32", "float64", "int64"),
-    "number": ("-3", "-1.25", "0", "0.5", "1", "2", "3"),
+    "at": ("at", "at", "at", "x[1].argmax()", "(x[0, 0] > 0).long()", "(at - 1)"), "number": ("-3", "-1.25", "0", "0.5", "1", "2", "3"),
 }  # fmt: skip
 
 
@@ -468,7 +483,7 @@ def outcome(call, *args):
     """What comes of a call: what it raises, too."""
     try:
         return call(*args)
-    except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         return LOST if "The part cannot run again" in str(error) else (type(error).__name__, str(error)[:40])
 
 

@@ -909,7 +909,7 @@ def test_bodies_run_for_their_recording(device):
     assert [bounded(x)[1].item() for _ in range(4)] == [5] * 4 and cgt.stats(bounded).replays == 2
 
 
-@footgun("A number that is read and becomes a text, an index or C's keeps the function from replaying")
+@footgun("A number that is read and becomes a text or C's keeps the function from replaying")
 def test_number_that_is_worked_with_runs_eagerly(device):
     jitted = cgt.jit(lambda x: x * 2 if float(x.sum()) + 1 > 0 else -x)
     x = ones(device)
