@@ -260,8 +260,8 @@ saved_changed = says("""414: a tensor that the forward saved was modified in pla
 foreign_grad = says("415: {path}.grad is set to a tensor from outside. Assign it outside the jitted function.")
 hooked_leaf = says("""416: the function can run a backward to {path}, on whose gradient accumulator somebody put a hook
     (DistributedDataParallel does). Call backward() outside the jitted function.""")
-forward_mode = says("""417: the call is made in forward mode (inside of jvp, jacfwd or a dual level), and recordings
-    have no tangents. Jit the function that calls torch.func.jvp.""")
+forward_mode = says("""417: the call is made in forward mode (in a dual level), and recordings have no tangents. Jit the
+    function that opens the level.""")
 optimizer_option = says("""418: {name}.step at {line} keeps numbers on the CPU that change at each step. Make the
     optimizer with {option}.""")
 optimizer_outside = says("""419: {name}.step at {line} needs numbers on the CPU, and no option of {name} changes that.
