@@ -12,7 +12,8 @@
 # make gpu2    the tests and figures of several processes, on a machine with two CUDA devices
 # make lint    ruff, mypy, cython-lint, the structure rules of tests/project/test_layout.py, the counts of tests/house.py
 # make ext     the release build, beside its source
-# make wheel   a source distribution and a wheel for this Python and this torch into dist/, tried in an empty folder
+# make wheel   a source distribution and a wheel for this Python and this torch into dist/, tried in an empty folder; .ci/wheels
+#              makes those of a release, for several releases of torch
 # make clean   removes what was built (not .venv)
 #
 # Without PYTHON, everything lives in .venv, made once from requirements.txt.

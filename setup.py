@@ -3,7 +3,7 @@
     CGT_DEBUG=1       the checked build: table_check() after every record, arrays that move, -O1 -g
     CGT_SANITIZE=...  address or thread: with that sanitizer (make sanitize)
     CGT_WITH_CUDA=0/1 build without / with PyTorch's CUDA half; by default what the installed torch has
-    CGT_LABEL=1       the version says which torch it was built against: 0.5.0+torch2.13
+    CGT_LABEL=1       the version says which torch it was built against: 0.5.0+torch2.13, 0.5.0+torch2.13.cpu
     CUDA_HOME         where to look for cuda.h first
 
 The settings that need no thought are in pyproject.toml. Here is what does: which CUDA headers fit the installed
@@ -251,9 +251,10 @@ class build_ext_in_place(build_ext):
 # --- the package --------------------------------------------------------------------------------------------------
 
 def version():
-    """What cgt/__init__.py says, and with CGT_LABEL which torch."""
+    """What cgt/__init__.py says, and with CGT_LABEL for which torch it is."""
     said = re.search(r'^__version__ = "(.+)"', (HERE / "cgt/__init__.py").read_text(), re.M).group(1)
-    return said + ("+torch{}.{}".format(*torch_version()) if os.environ.get("CGT_LABEL", "0") == "1" else "")
+    label = "+torch{}.{}".format(*torch_version()) + ("" if WITH_CUDA else ".cpu")
+    return said + (label if os.environ.get("CGT_LABEL", "0") == "1" else "")
 
 
 def to_cpp(extension):

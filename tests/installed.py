@@ -1,4 +1,4 @@
-"""Install a wheel into an empty folder and use it from another: python tests/installed.py dist/cgt-*.whl"""
+"""Install a wheel into an empty folder and use it from another: python tests/installed.py dist/cgt_torch-*.whl"""
 
 import os
 import subprocess
@@ -9,9 +9,9 @@ from pathlib import Path
 PROGRAM = """
 import cgt, torch, importlib.metadata
 assert cgt.__file__.startswith({site!r}), cgt.__file__
-said = importlib.metadata.version("cgt")
+said = importlib.metadata.version("cgt-torch")
 assert said.split("+")[0] == cgt.__version__, said
-assert "torch==" + ".".join(torch.__version__.split(".")[:2]) + ".*" in importlib.metadata.requires("cgt")
+assert "torch==" + ".".join(torch.__version__.split(".")[:2]) + ".*" in importlib.metadata.requires("cgt-torch")
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.Adam(model.parameters())
 

@@ -349,8 +349,8 @@ struct GeneratorSwap {
   bool drew = false;   // did kernels read its own? A state that is set takes back how far they moved it
 };
 
-// What a capture's kernels are given. From 2.13 on each capture has one, and NULL says that it has none.
-#if CGT_TORCH_MINOR >= 13
+// What a capture's kernels are given. From 2.12 on each capture has one, and NULL says that it has none.
+#if CGT_TORCH_MINOR >= 12
 using Capture = at::CUDAGeneratorCaptureState;
 static Capture* capture_of(GeneratorSwap* swap) {
   auto at = swap->ours->capture_states_.find(swap->capture_id);
@@ -376,7 +376,7 @@ static void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* 
   at::Generator g = reinterpret_cast<PyGenerator*>(generator)->cdata;
   auto ours = c10::make_intrusive<at::CUDAGeneratorState>();
   const at::TensorBase& seed = reinterpret_cast<PyTensor*>(seed_word)->cdata;
-#if CGT_TORCH_MINOR >= 13
+#if CGT_TORCH_MINOR >= 12
   ours->capture_states_[capture_id] = c10::make_intrusive<Capture>();
 #else
   ours->capturing_ = true;
@@ -395,7 +395,7 @@ static uint64_t generator_restore(void* handle, int* drew) noexcept {
   Capture* now = capture_of(swap);
   uint64_t advance = now ? now->offset_intragraph_ : 0;
   *drew = generator_draws(swap);
-#if CGT_TORCH_MINOR < 13
+#if CGT_TORCH_MINOR < 12
   swap->ours->capturing_ = false;
 #endif
   cuda_generator(swap->generator)->graphsafe_set_state(swap->before);
@@ -406,7 +406,7 @@ static uint64_t generator_restore(void* handle, int* drew) noexcept {
 // Another capture goes on with the same recording.
 static void generator_follow(void* handle, unsigned long long capture_id) noexcept {
   auto* swap = static_cast<GeneratorSwap*>(handle);
-#if CGT_TORCH_MINOR >= 13
+#if CGT_TORCH_MINOR >= 12
   auto& states = swap->ours->capture_states_;
   auto at = states.find(swap->capture_id);
   auto state = at->second;

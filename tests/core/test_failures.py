@@ -551,8 +551,10 @@ def test_an_allocator_without_checkpoints_costs_a_reason_and_no_result(monkeypat
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
 def test_a_driver_that_is_not_there_is_an_error():
-    """As is a function that it lacks: cydriver raises, and returns a code that is like any other."""
-    for ask in (lambda: core.load_kernels(0), lambda: core.load_decide_kernel(0), lambda: core.time_launches([1], 0, 3)):
+    """As is a function that it lacks: cydriver raises, and returns a code that is like any other. (PyTorch with CUDA, asked for
+    its current device where there is no driver, ends the process: only benches ask.)"""
+    asks = [lambda: core.load_kernels(0), lambda: core.load_decide_kernel(0), lambda: core.time_launches([1], 0, 3)]
+    for ask in asks if torch.version.cuda is None else asks[:2]:
         with pytest.raises(RuntimeError, match="libcuda"):
             ask()
 

@@ -3,6 +3,7 @@ builds one and uses it from an empty folder.)"""
 
 import importlib.util
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -138,7 +139,9 @@ def test_version(build, monkeypatch):
     monkeypatch.setattr(build, "HERE", ROOT)
     assert build.version() == cgt.__version__
     monkeypatch.setenv("CGT_LABEL", "1")
-    assert build.version() == "{}+torch{}.{}".format(cgt.__version__, *core.built_against())
+    for with_cuda in (True, False):
+        monkeypatch.setattr(build, "WITH_CUDA", with_cuda)
+        assert build.version() == "{}+torch{}.{}{}".format(cgt.__version__, *core.built_against(), "" if with_cuda else ".cpu")
 
 
 @release_only
@@ -190,3 +193,17 @@ def test_a_tensor_that_is_laid_out_otherwise_is_an_import_error(monkeypatch):
     monkeypatch.setattr(core, "generator_id", id)
     with pytest.raises(ImportError, match="tensor layout"):
         private.self_check()
+
+
+def test_a_release_has_wheels_for_what_is_supported():
+    """One list of releases of torch, the first that `pip install .` takes or later; each Python that the package claims; and a tag
+    that says the version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    release = (ROOT / ".github/workflows/release.yml").read_text()
+    (torches,) = re.findall(r"\.ci/wheels (.*)", release)
+    (pythons,) = re.findall(r"python: \[(.*)\]", release)
+    minors = [tuple(map(int, one.split("."))) for one in torches.split()]
+    assert len(minors) == 3 and minors == sorted(minors) and minors[0] >= (2, 11)
+    claimed = {one.rpartition(" ")[2].replace(".", "") for one in project["project"]["classifiers"]}
+    assert claimed <= {one.strip().removeprefix("cp") for one in pythons.split(",")}
+    assert project["project"]["name"] == "cgt-torch" and '__version__ = \\"${GITHUB_REF_NAME#v}' in release
