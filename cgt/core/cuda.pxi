@@ -7,8 +7,8 @@
 # cgt_words: one thread writes the two words that RNG kernels read. A kernel node, because one patch then sets
 # both 64-bit words; memset nodes would need four.
 # cgt_copy: n bytes, 16 at a time but for what comes before and behind the first and last multiple of 16: both
-# addresses have the same remainder. The driver looks up what memory a copy node is about each time that it is set,
-# and what a kernel gets are numbers to it.
+# addresses have the same remainder, if there are as many bytes. The driver looks up what memory a copy node is about
+# each time that it is set, and what a kernel gets are numbers to it.
 cdef const char* KERNELS_PTX = b""".version 7.0
 .target sm_52
 .address_size 64
@@ -326,7 +326,9 @@ cdef void copy_args(Patch* p, CopyArgs* a) noexcept nogil:
     a.params[0], a.params[1], a.params[2] = &a.to, &a.source, &a.nbytes
 
 cdef inline bint copied_by_kernel(Patch* p) noexcept nogil:
-    return p.nbytes <= KERNEL_COPIES and (<uintptr_t>p.to ^ p.told[0]) % 16 == 0
+    """As when it was recorded, wherever it lies: the class of its address is guarded, but for single elements of less
+    than 16 bytes, which cgt_copy copies byte by byte."""
+    return p.nbytes <= KERNEL_COPIES and (p.nbytes < 16 or (<uintptr_t>p.to ^ p.told[0]) % 16 == 0)
 
 cdef inline unsigned int copy_blocks(Patch* p) noexcept nogil:
     cdef int64_t n = p.nbytes // (16 * COPY_THREADS) + 1

@@ -113,8 +113,9 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     g.itemsize = tensor_itemsize(x)
     g.ptr = tensor_ptr(x)
     s.identity = g.leaf != NONE and (g.tensor is not NULL or g.grad_of != NONE or s.same != NONE or s.apart)
-    # No vector and no sum depends on where one element lies.
-    s.align = NONE if tensor_numel(x) == 1 else <int32_t>(<uintptr_t>g.ptr % align_of(node))
+    # No vector and no sum depends on where one element lies. (A copy of 16 bytes does: cuda.pxi.)
+    s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node))
+    if tensor_numel(x) == 1 and g.itemsize < 16: s.align = NONE
     s.from_node = path_output(t, node.parent, x, &s.from_out) if g.binding == PINNED else NONE
     if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
     if g.binding == VALUE: memcpy(s.value, g.ptr, g.itemsize)

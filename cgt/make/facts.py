@@ -169,12 +169,13 @@ def odd_kind(tensors: Iterable[torch.Tensor]) -> str | None:
         return f"a {type(t).__name__}, a tensor subclass"
     if t.is_nested or t.is_quantized:
         return "a nested tensor" if t.is_nested else "a quantized tensor"
-    return "zeros of autograd's, without memory" if is_zeros(t) else f"a tensor of layout {t.layout}"
+    return "zeros of autograd's, without memory" if t._is_zerotensor() else f"a tensor of layout {t.layout}"
 
 
 def is_zeros(t: torch.Tensor) -> bool:
-    """Is it zeros that autograd makes without memory, for a tangent or gradient? Ops take them, nobody writes them."""
-    return t._is_zerotensor()
+    """Is it zeros that autograd makes without memory, for a tangent or gradient? On the host ops take them, nobody
+    writes them, and they may be handed out. A CUDA graph is not recorded with them."""
+    return t._is_zerotensor() and t.is_cpu
 
 
 def is_of_shapes(call: Any) -> bool:

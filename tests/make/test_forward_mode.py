@@ -1,5 +1,5 @@
 """Forward-mode differentiation: tangents that begin and end in a call are computed by ops like any other. Some are zeros
-without memory, which ops take and nobody writes."""
+without memory, which ops take and nobody writes; a CUDA graph is not recorded with them."""
 
 import functools
 
@@ -29,6 +29,14 @@ def tangent_of(function, x, v):
         return forward_ad.unpack_dual(function(forward_ad.make_dual(x, v))).tangent
 
 
+def check(f, device, replays):
+    """That it was replayed; on the GPU why not."""
+    if device.type == "cpu":
+        assert cgt.stats(f).replays >= replays, cgt.explain(f)
+    else:
+        assert cgt.stats(f).replays == 0 and any("zeros of autograd's" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+
+
 @pytest.mark.parametrize("what", FORWARD_MODE)
 def test_forward_mode_inside_replays(device, what):
     w = torch.tensor(W, device=device, requires_grad=True)
@@ -39,7 +47,7 @@ def test_forward_mode_inside_replays(device, what):
         want, got = _pytree.tree_leaves(function(x, v)), _pytree.tree_leaves(f(x, v))
         assert [t._is_zerotensor() for t in got] == [t._is_zerotensor() for t in want]
         assert all(map(torch.equal, got, want)), k
-    assert cgt.stats(f).replays >= 5, cgt.explain(f)
+    check(f, device, 5)
 
 
 def test_training_step_on_a_derivative_in_forward_mode_replays(device):
@@ -65,7 +73,7 @@ def test_training_step_on_a_derivative_in_forward_mode_replays(device):
         x = torch.linspace(0, k + 1, 6, device=device)[:, None]
         assert torch.equal(f(x), step(x)), k
     assert all(map(torch.equal, mine.parameters(), theirs.parameters()))
-    assert cgt.stats(f).replays >= 6, cgt.explain(f)
+    check(f, device, 6)
 
 
 def test_calls_in_forward_mode_are_eager(device):
