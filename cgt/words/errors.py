@@ -74,8 +74,8 @@ def phrase(text: str) -> Callable[..., str]:
 
 # 1: values that Python reads
 host_read = says("""101: {op} at {line} turns a tensor into a Python value in the middle of the call. Allowed there: the
-    outcome of a comparison (if x.sum() > 0), and a number from item() that only goes into arithmetic and operations.
-    For anything else use torch.where, or return the tensor and look at it outside.""")
+    outcome of a comparison (if x.sum() > 0), and a number from item() that only goes into arithmetic, operations and
+    indexes. For anything else use torch.where, or return the tensor and look at it outside.""")
 dynamic_shape = says("""102: {op} at {line} makes a tensor whose shape depends on data. Use a mask with torch.where, a
     fixed size, or an index by a mask (x[x > 0]).""")
 reads_too_much = says("""103: the function reads too many values in the middle of the call, up to {line}. Read fewer of

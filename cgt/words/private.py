@@ -1,7 +1,7 @@
 """Private names of PyTorch that the Python half uses, those of torch._C among them all, and the start-up self-check.
 
 What differs between releases is here and, for C++, in the `#if`s of core/cuda_shim.h and core/autograd_shim.h. Tested
-with torch 2.11.0+cu130 and 2.13.0 (CPU). Imports nothing of cgt's but the core.
+on GPUs with torch 2.11, on the CPU with 2.11 to 2.15. Imports nothing of cgt's but the core.
 """
 
 import inspect
