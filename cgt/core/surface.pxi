@@ -21,7 +21,8 @@ dict_watch_start()
 observe_start()
 cuda_dropout_watch()
 
-cdef frozenset OF_FUNCTIONS = frozenset("__code__ __globals__ __closure__ __defaults__ __kwdefaults__ __self__".split())
+cdef frozenset OF_FUNCTIONS = frozenset(
+    "__code__ __globals__ __closure__ __defaults__ __kwdefaults__ __self__ __annotations__".split())
 
 cdef class Site:
     """What `jit` returns: knows one row, and keeps alive what that needs. Name, docstring and all else that a function

@@ -274,6 +274,8 @@ def effect(operation, argument, jumps=None):
     """How many values more lie on the stack behind it."""
     if operation == PLAIN:  # in Python 3.11 PRECALL is told to take the arguments
         return -1 - argument
+    if operation == GIVES_BACK:  # from Python 3.14 on said to leave what the caller gets
+        return -1
     return dis.stack_effect(operation, argument if operation >= dis.HAVE_ARGUMENT else None, jump=jumps)
 
 
@@ -351,7 +353,8 @@ FLAGS = {"LOAD_GLOBAL": 1, "LOAD_ATTR": int(sys.version_info >= (3, 12)), "LOAD_
 NULL_BEHIND = sys.version_info >= (3, 13)  # what lies beside a function that is no method's
 
 OPERATIONS = {name: k for name, k in dis.opmap.items() if k < 256}  # above: of the compiler alone
-CACHE, METHOD, PLAIN, APPEND = (OPERATIONS.get(name) for name in ("CACHE", "LOAD_METHOD", "CALL", "LIST_APPEND"))
+KNOWN_BY_NAME = "CACHE LOAD_METHOD CALL LIST_APPEND RETURN_VALUE".split()
+CACHE, METHOD, PLAIN, APPEND, GIVES_BACK = map(OPERATIONS.get, KNOWN_BY_NAME)
 CALLED = {OPERATIONS.get(name) for name, n in FLAGS.items() if n} | {METHOD}  # the lowest flag: it is called
 JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 BACKWARD = {k for name, k in OPERATIONS.items() if "BACKWARD" in name}
