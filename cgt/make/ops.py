@@ -160,6 +160,8 @@ def choose_row(seen, call):
 def count_values(seen, call):
     """bincount makes more places than it is told where a number is larger; that none is, is read."""
     x, weights, most = (*call.args, None, 0)[:3]
+    for *_, node in core.numbers_of_op():
+        node.plain()  # how many places there are is for this number alone
     if weights is not None or not most or x.dim() != 1 or x.dtype not in segments.INDEXES or seen.reason is not None:
         return False
     made = core.before(functools.partial(segments.counted, x, most))

@@ -284,7 +284,7 @@ def choose_by(seen: Seen, packet: str, args: tuple) -> bool:
     else the recording is for the number."""
     index, seen.live.index = seen.live.index, None
     row = None
-    if packet == "select" and args[2] == index.node.value:
+    if packet == "select" and args[2] == index.node.value and not core.numbers_of_op():
         row = core.before(functools.partial(rows.choose, seen, args[0], index, args[1] % args[0].dim()))
     if row is None:
         pin(index)

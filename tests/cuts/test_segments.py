@@ -709,6 +709,15 @@ def test_numbers_are_counted_in_as_many_places_as_are_told(device):
     assert cgt.stats(f).replays >= 2, cgt.explain(f)
 
 
+def test_how_many_places_there_are_may_change(device):
+    counts = lambda x, n: torch.bincount(x, minlength=n)  # noqa: E731
+    f = cgt.jit(counts)
+    for k in range(18):
+        x = torch.tensor([k % 5, 3, 2], device=device)
+        assert identical(f(x, (8, 6, 11)[k % 3]), counts(x, (8, 6, 11)[k % 3])), k
+    assert cgt.stats(f).replays >= 9, cgt.explain(f)
+
+
 @pytest.mark.parametrize("odd", [9, -1])
 def test_numbers_without_a_place_are_eagers(device, odd):
     f, counts = cgt.jit(lambda x: torch.bincount(x, minlength=8)), lambda x: torch.bincount(x, minlength=8)
