@@ -152,11 +152,6 @@ def unmask(seen, call):
         call.inputs = tensors_of(call)
 
 
-def choose_row(seen, call):
-    """A row of a tensor, by a number that C++ was told just now."""
-    return seen.live.index is not None and live.choose_by(seen, call.facts.packet, call.args)
-
-
 def count_values(seen, call):
     """bincount makes more places than it is told where a number is larger; that none is, is read."""
     x, weights, most = (*call.args, None, 0)[:3]
@@ -338,7 +333,7 @@ BEFORE = (
         "a warm-up that asks nothing needs none of what follows",
         when=lambda seen: not seen.run.recording and seen.run.graph is None,
     ),
-    Watcher(choose_row, "what a number chooses is made by another op", when=has_numbers),
+    Watcher(live.choose_row, "what a number chooses is made by another op", when=has_numbers),
     Watcher(count_values, "it is made of others", lambda op, facts: facts.packet == "bincount"),
     Watcher(unmask, "it gives the op other arguments", lambda op, facts: facts.packet in INDEXES),
     Watcher(make_from_outside, "what it makes has no inputs to be looked at", lambda op, facts: facts.packet in MAKES),

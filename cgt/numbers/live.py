@@ -279,12 +279,14 @@ def put(seen, plain, owner, name, args, kwargs):
         rows.put(seen, Int, plain, t, index, value)
 
 
-def choose_by(seen: Seen, packet: str, args: tuple) -> bool:
-    """C++ was told a number to index with it: does the op under way do so? Then it returns what the number chooses;
-    else the recording is for the number."""
+def choose_row(seen: Seen, call: Any) -> bool:
+    """A row of a tensor, by a number that C++ was told just now. Where another op comes the recording is for that
+    number. `call`: ops.OpCall."""
     index, seen.live.index = seen.live.index, None
-    row = None
-    if packet == "select" and args[2] == index.node.value and not core.numbers_of_op():
+    if index is None:
+        return False
+    row, args = None, call.args
+    if call.facts.packet == "select" and args[2] == index.node.value and not core.numbers_of_op():
         row = core.before(functools.partial(rows.choose, seen, args[0], index, args[1] % args[0].dim()))
     if row is None:
         pin(index)
