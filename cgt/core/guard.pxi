@@ -137,7 +137,7 @@ cdef int64_t guard_slots(Table* t, Node* n, PyObject** leaves) noexcept nogil:
                 if why != FITS: return why
             elif g.binding != UNUSED and impl_at(i, g.itemsize) != g.ptr:
                 if g.binding == PINNED: return miss(MISS_POINTER, at + k)
-                if not rebound_may_move(t, n, k, impl_at(i, g.itemsize)): return miss(MISS_ALIGN, at + k)
+                if not rebound_may_move(t, n, at + k, impl_at(i, g.itemsize)): return miss(MISS_ALIGN, at + k)
             g += 1
         at += m
     return late
