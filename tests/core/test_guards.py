@@ -429,6 +429,18 @@ def test_one_element_may_lie_at_any_address(device, inputs):
     assert cgt.stats(f).replays >= 16 and cgt.stats(f).records <= 2, cgt.explain(f)
 
 
+def test_each_of_many_arguments_has_an_alignment_class_of_its_own(device):
+    """Those behind the first 32, which the core looks at together, too: single elements stand in front of them."""
+    function = lambda ones, wide: sum(wide) + sum(ones)  # noqa: E731
+    f, records = cgt.jit(function), []
+    for k in range(12):
+        ones = [values(device, 1, seed=k) for _ in range(33)]
+        wide = [values(device, 40, seed=k)[k // 6 :][:32] for _ in range(40)]
+        assert same(f(ones, wide), function(ones, wide)), k
+        records.append(cgt.stats(f).records)
+    assert records[-1] > records[5] and cgt.stats(f).replays >= 6, (records, cgt.explain(f))
+
+
 def test_views_of_one_storage_as_several_arguments_are_bit_equal(device):
     function = lambda x, y: (x * 2, y.add_(1), x + y)  # noqa: E731
     f, buffers = cgt.jit(function, max_records=32), [values(device, 64), values(device, 64)]
