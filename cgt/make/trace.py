@@ -270,7 +270,8 @@ def see_reader(seen, function, args, name, t, arguments):
     if number is not None:
         return number
     if name == "__index__":  # of a list, say: the op that asks could not tell that from an index of a tensor
-        segments.read(seen, segments.values_of(seen, [t]) or ())
+        if values := segments.values_of(seen, [t]):  # not known yet, and it may be read
+            segments.read(seen, values)
         return None
     # On a stream of the function's own the bytes would leave before they are computed.
     beside = observe.is_capture(seen) and torch.cuda.current_stream(seen.run.device) not in forks.STREAMS.values()
