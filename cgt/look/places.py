@@ -883,9 +883,9 @@ OPENED = (read_instance, read_class, read_attributes)
 
 # What counts wherever it is found. Of a user's classes, besides: see runs_unnamed.
 ALWAYS_READ = ("forward", "training", "__wrapped__")
-NOT_IN_CALLS = frozenset(  # those that make, end and pickle objects
-    ("__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__del__")
-    + ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__", "__sizeof__")
+NOT_IN_CALLS = frozenset(  # those that make, end and pickle objects, and what evaluates annotations
+    ("__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__del__", "__annotate__")
+    + ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__", "__sizeof__", "__annotate_func__")
 )
 MARKS_OF_GENERATED = ("__dataclass_fields__", "__attrs_attrs__")
 CALLED_BY_CLASS = frozenset(  # Foo(x), with its end, and Foo.apply(x)

@@ -14,7 +14,7 @@ from ..run.observe import collect, held
 from ..words import errors, pytree
 from . import describe
 
-ALONE = max(core.references(t) for t in [torch.empty(0)])  # Python's, of what is in a list and has one name
+ALONE = max(core.references(t) for t in [torch.empty(0)])  # of what is in a list, and no inner function names it
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
 
 
@@ -112,13 +112,13 @@ def find_kept_view(plan, seen, draft):
     """The path of an argument of which somebody kept a view beside the result, or None: at another call it would be a
     view of the recorded call's. (PyTorch keeps some in a result that is a view of theirs, as in `z.mH`.)"""
     flat = plan.flat
-    bases = [t._base for t in draft.out.tensors if t._base is not None]  # autograd's, of what is a view
-    known = {id(t) for t in (*plan.tensors, *draft.out.tensors, *bases)}
+    bases = {id(t._base) for t in draft.out.tensors if t._base is not None}  # autograd's, of what is a view
+    known = bases.union(map(id, (*plan.tensors, *draft.out.tensors)))
     path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
     kept = lasting(seen, lambda: [
         t for t in core.alive(seen.run.returned)
         if id(t) not in known and core.storage_id(t) in path_of
-        and (core.references(t) > ALONE or all(t._base is not base for base in bases))
+        and (core.references(t) > ALONE or id(t._base) not in bases)
     ])  # fmt: skip
     return path_of[core.storage_id(kept[0])] if kept else None
 

@@ -231,10 +231,10 @@ VIEWS = {
 def test_detached_result_over_a_parameter_has_no_gradient(device, view):
     def outcomes(wrap):
         w = nn.Parameter(torch.arange(3.0, device=device))
-        f, found = wrap(lambda x: ((x * w).sum(), view(w))), []
+        f, x, found = wrap(lambda x: ((x * w).sum(), view(w))), torch.ones(3, device=device), []
         for _ in range(6):
             w.grad = None
-            loss, target = f(torch.ones(3, device=device))
+            loss, target = f(x)
             (loss + target.square().sum()).backward()
             found += [target.requires_grad, w.grad.clone()]
             target.add_(1)  # in w's memory

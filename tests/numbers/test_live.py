@@ -625,7 +625,7 @@ ODDS = {  # what tells a float or an int from what stands for one
     "reflected": lambda k: 2.0 if (3.0).__le__(k) else 3.0,
     "of the type": lambda k: 2.0 if float.__lt__(1.0, k) else 3.0,
     "by map": lambda k: 2.0 if any(map((1.0).__eq__, [k])) else 3.0,
-    "whole": lambda k: 2.0 if (1).__lt__(k) else 3.0,
+    "whole": lambda k: tried(lambda: 2.0 if (1).__lt__(k) else 3.0),  # from Python 3.14 on NotImplemented raises there
     "suppressed": lambda k: suppressed(k),
     "bare": lambda k: bare(k),
 }

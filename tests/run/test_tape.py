@@ -720,7 +720,7 @@ def test_what_an_op_of_pythons_raises_in_a_replay_is_that_very_exception(kind):
     f, x, error = cgt.jit(lambda x: stops(x) * 2), torch.ones(4), kind("negative")
     with torch.no_grad():
         for k in range(5):
-            assert torch.equal(f(x * k), x * k * 2)
+            assert torch.equal(f(x.fill_(k)), x * 2)
         before = cgt.stats(f).replays
         assert before >= 3, cgt.explain(f)
         STOPS.append(error)
