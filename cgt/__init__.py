@@ -20,12 +20,13 @@ if cgt_core.built_against() != tuple(map(int, torch.__version__.split(".")[:2]))
     )
 
 from .api import explain, jit, memory, require_replay, reset, show, stats, step, unjit  # noqa: E402
+from .decide.padding import Pad  # noqa: E402
 from .doctor import doctor  # noqa: E402
 from .make.islands import eager  # noqa: E402
 from .make.probes import tap, tapped  # noqa: E402
 
 __all__ = [
-    "CgtError", "CgtWarning", "doctor", "eager", "explain", "jit", "memory", "require_replay", "reset", "show",
+    "CgtError", "CgtWarning", "Pad", "doctor", "eager", "explain", "jit", "memory", "require_replay", "reset", "show",
     "stats", "step", "tap", "tapped", "unjit",
 ]  # fmt: skip
 

@@ -1,6 +1,6 @@
 # What a type checker knows of cgt. tests/project/test_types.py holds it to the functions themselves.
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ContextDecorator
 from os import PathLike
 from types import TracebackType
@@ -22,6 +22,7 @@ __version__: str
 __all__ = [
     "CgtError",
     "CgtWarning",
+    "Pad",
     "doctor",
     "eager",
     "explain",
@@ -70,6 +71,10 @@ class Memory(NamedTuple):
     pools: dict[str, int]
     recordings: tuple[Recording, ...]
 
+class Pad(NamedTuple):
+    dims: int | Iterable[int] | Mapping[int, Iterable[int]]
+    fill: float = 0
+
 class Finding(NamedTuple):
     times: int
     text: str
@@ -100,6 +105,7 @@ def jit(
     dynamic: str | Iterable[str] = ...,
     audit: str | None = ...,
     memory_budget: int | str | None = ...,
+    pad: Mapping[str, int | Iterable[int] | Mapping[int, Iterable[int]] | Pad] | None = ...,
 ) -> M: ...  # that very module
 @overload
 def jit(
@@ -114,6 +120,7 @@ def jit(
     dynamic: str | Iterable[str] = ...,
     audit: str | None = ...,
     memory_budget: int | str | None = ...,
+    pad: Mapping[str, int | Iterable[int] | Mapping[int, Iterable[int]] | Pad] | None = ...,
 ) -> Callable[P, R]: ...
 @overload
 def jit(
@@ -128,6 +135,7 @@ def jit(
     dynamic: str | Iterable[str] = ...,
     audit: str | None = ...,
     memory_budget: int | str | None = ...,
+    pad: Mapping[str, int | Iterable[int] | Mapping[int, Iterable[int]] | Pad] | None = ...,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @overload
 def unjit(fn: M) -> M: ...

@@ -7,14 +7,14 @@ import inspect
 import os
 import pathlib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import cgt_core as core
 import torch
 
 from .data import Options
-from .decide import dispatch, freeing, logs, sites
+from .decide import dispatch, freeing, logs, padding, sites
 from .decide.audit import parse as audit_of
 from .make import trace
 from .numbers import live
@@ -33,8 +33,8 @@ CALLS = frozenset((CALL, "__call__", "_call_impl", "_wrapped_call_impl", "_wrapp
 def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[int] = (),
         static_argnames: str | Iterable[str] = (), max_records: int | None = options.MAX_RECORDS,
         max_graphs: int = options.MAX_GRAPHS, outputs: str = "rescue", inputs: str = "auto",
-        dynamic: str | Iterable[str] = (), audit: str | None = None,
-        memory_budget: int | str | None = None) -> Callable[..., Any]:  # fmt: skip
+        dynamic: str | Iterable[str] = (), audit: str | None = None, memory_budget: int | str | None = None,
+        pad: Mapping[str, Any] | None = None) -> Callable[..., Any]:  # fmt: skip
     """Record what `fn` does and replay it at every later call that the recording fits.
 
     The first call runs `fn` and observes it, the second records, the third replays: on the GPU as a
@@ -66,6 +66,12 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
         memory_budget: bytes, or "2GiB", that the recordings of the whole process may hold when another one of
             this function is made: else those go that ran longest ago and have none behind them. What counts is what
             `cgt.memory` tells of each. Environment: CGT_MEMORY_BUDGET.
+        pad: name of an argument -> a dimension, several, or a `cgt.Pad`. Its tensors are filled up along these to the
+            next of a few sizes, and results are cut, so that few recordings serve calls of many sizes: {"x": 0} for
+            a batch, {"ids": (0, 1), "mask": (0, 1)} with a length that the mask masks. For functions that only return
+            results, in which entries of a batch do not depend on each other. Some calls run as they are, too, and are
+            compared: where the results differ by more than rounding, a `CgtWarning` says so and nothing is padded any
+            more. Bit-equal to eager with the filled arguments; kernels for another size round in another way.
 
     Returns:
         A function with the name, docstring and signature of `fn`, which is its `__wrapped__`. Of a module, that very
@@ -90,7 +96,7 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
     1
     """
     opts = check_options(
-        static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget
+        static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget, pad
     )
     return functools.partial(jitted, opts=opts) if fn is None else jitted(fn, opts)
 
@@ -183,7 +189,7 @@ def made_again(site):
 
 
 def check_options(
-    static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget
+    static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget, pad
 ):
     """Options as dispatch.py reads them; CgtError names the bad one."""
     for name, value, known in (("outputs", outputs, options.OUTPUTS), ("inputs", inputs, options.INPUTS)):
@@ -199,7 +205,11 @@ def check_options(
     dynamic = several("dynamic", dynamic, str, "strings")
     audits = read("audit", audit, options.AUDIT, audit_of, "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)")
     most = read("memory_budget", memory_budget, options.MEMORY_BUDGET, freeing.parse_budget, "bytes, or like '2GiB'")
-    return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits, most)
+    try:
+        pads = padding.parse(pad or {})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CgtError(errors.bad_option("pad", pad, "like {'x': 0}: names of arguments and dimensions")) from error
+    return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits, most, pads)
 
 
 def several(name, value, kind, expected):
@@ -222,7 +232,7 @@ def read(name, value, switch, parse, expected):
 def check_names(fn, opts):
     """CgtError where an argument is named, or its position told, that the function does not have."""
     positions, names = opts.static
-    if not (positions or names or opts.dynamic):
+    if not (positions or names or opts.dynamic or opts.pad):
         return
     try:
         known = inspect.signature(described(fn)).parameters
@@ -230,7 +240,11 @@ def check_names(fn, opts):
         return
     kinds = [p.kind for p in known.values()]
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        for option, given in (("static_argnames", names), ("dynamic", opts.dynamic)):
+        for option, given in (
+            ("static_argnames", names),
+            ("dynamic", opts.dynamic),
+            ("pad", [name for name, *_ in opts.pad]),
+        ):
             for name in given:
                 if name not in known:
                     raise CgtError(errors.bad_option(option, name, f"one of {tuple(known)}"))

@@ -74,6 +74,7 @@ class Options(NamedTuple):
     dynamic: tuple  # names of arguments that are live from the beginning
     audit: "Audits | Any"  # None: no replay is compared
     memory_budget: int | None  # bytes, of the whole process
+    pad: tuple = ()  # of padding.parse
 
 
 class Audits(NamedTuple):

@@ -61,7 +61,7 @@ def plan_next(state: State, node: int, replays: int | None = None) -> None:
         core.node_audit(node, number_behind(state.opts.audit, replays))
 
 
-def number_behind(audits, n):
+def number_behind(audits: Audits, n: int) -> int:
     """Of the replay that is compared next, behind so many; 0: none is."""
     following = [n + 1] if n < audits.first else []
     following += [n - n % audits.every + audits.every] if audits.every else []

@@ -29,7 +29,7 @@ from ..run.observe import note_strays, observe
 from ..run.taps import threads_beside
 from ..words import errors, options, private, pytree
 from ..words.private import outside_dynamo
-from . import account, audit, lessons, logs, verdicts
+from . import account, audit, lessons, logs, padding, verdicts
 from .backwards import forward_of, prove, readable, run_again
 from .freeing import bury, drop_node, free_exchanging, make_place, make_room, make_way, sweep, vet_dropout
 from .sites import ATTRIBUTE, BACKWARD, DOOMED, RECORDING, SITES, disable, is_mine
@@ -44,13 +44,14 @@ def new_site(function: Callable[..., object], name: str, opts: Options, graph: G
 
     def build(f, born):
         state = State(f, born, name, opts, graph, range_name)
+        taken = padding.through(state, miss) if opts.pad else miss
 
         @outside_dynamo
         def on_miss(spec, args, kwargs, due=False, proves=NONE, audited=False):
             call = Call(state, function, spec, None, args, kwargs)
             if proves != NONE:
                 return compare(call, proves, audited)
-            return again(call, errors.island_differs(name), islands.take_left()) if due else miss(call)
+            return again(call, errors.island_differs(name), islands.take_left()) if due else taken(call)
 
         @outside_dynamo
         def plain(*args, **kwargs):
@@ -497,7 +498,7 @@ def add_node(call, plan, seen, draft):
     site = None
     if graph is not None:
         autograd.cut(draft)
-        opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()), dynamic=())
+        opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()), dynamic=(), pad=())
         site = new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
     saves = [(index[save.slot], save.out) for save in behind.saves]
     loose = describe.loose_in(plan, seen)

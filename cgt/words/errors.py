@@ -452,6 +452,10 @@ def audit(name: str, unguarded: list[str], told: str, other: str) -> str:
     )
 
 
+pad_differs = says("""236: {name} is no longer padded (jit(pad=)): with arguments that are filled up, {what}. Pad
+dimensions whose entries do not depend on each other, or that a mask argument masks, of functions that only return
+results.""")
+
 UNAUDITED = {  # why a replay is not compared with eager, for explain()
     "exchange": "it exchanges data with other processes, which would wait for a second run.",
     "threads": (

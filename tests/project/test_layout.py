@@ -29,14 +29,14 @@ HOUSE = [
     ("numbers", "rows standins live counters scalars addresses"),
     ("cuts", "segments apart readout finite forks"),
     ("make", "optional packed advice facts moving fed vets ops trace describe escapes record islands probes autograd plan"),
-    ("decide", "account logs verdicts audit sites freeing backwards warming lessons dispatch"),
+    ("decide", "account logs verdicts audit sites freeing backwards warming padding lessons dispatch"),
     ("tools", "report draw"),
     ("", "api doctor __init__"),
 ]
 FOLDERS = [folder for folder, _ in HOUSE if folder]
 ORDER = [f"{folder}.{name}".lstrip(".") for folder, names in HOUSE for name in names.split()]
 FOUNDATIONS = {"words.errors", "words.options", "words.private"}  # import nothing of ours
-PUBLIC = {"jit", "unjit", "step", "doctor", "eager", "require_replay", "reset", "stats", "explain", "show", "memory", "tap", "tapped", "CgtError", "CgtWarning"}
+PUBLIC = {"jit", "unjit", "step", "doctor", "eager", "require_replay", "reset", "stats", "explain", "show", "memory", "tap", "tapped", "CgtError", "CgtWarning", "Pad"}
 MOST_LINES = 1100
 
 
