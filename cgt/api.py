@@ -231,22 +231,20 @@ def read(name, value, switch, parse, expected):
 
 def check_names(fn, opts):
     """CgtError where an argument is named, or its position told, that the function does not have."""
-    positions, names = opts.static
-    if not (positions or names or opts.dynamic or opts.pad):
+    (positions, names), padded = opts.static, [name for name, *_ in opts.pad]
+    if not (positions or names or opts.dynamic or padded):
         return
     try:
         known = inspect.signature(described(fn)).parameters
-    except ValueError:  # compiled, and does not tell
+    except ValueError as error:  # compiled, and does not tell
+        if padded:
+            raise CgtError(errors.bad_option("pad", padded, "of a function that tells its arguments")) from error
         return
     kinds = [p.kind for p in known.values()]
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        for option, given in (
-            ("static_argnames", names),
-            ("dynamic", opts.dynamic),
-            ("pad", [name for name, *_ in opts.pad]),
-        ):
+        for option, given in (("static_argnames", names), ("dynamic", opts.dynamic), ("pad", padded)):
             for name in given:
-                if name not in known:
+                if name not in known or known[name].kind is inspect.Parameter.VAR_POSITIONAL:
                     raise CgtError(errors.bad_option(option, name, f"one of {tuple(known)}"))
     n = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY) - kinds.count(inspect.Parameter.VAR_KEYWORD)
     for position in positions if inspect.Parameter.VAR_POSITIONAL not in kinds else ():

@@ -83,9 +83,9 @@ def through(state: State, miss: Callable[[Call], object]) -> Callable[[Call], ob
         if refused or not state.ran or core.blocker() or core.paths_mine() or is_mine():
             return miss(call)
         args, kwargs, lengths = filled(state.opts.pad, names(), call)
-        key = tuple((size, size > n) for n, size in lengths)
-        if not any(grows for _, grows in key):
+        if all(n == size for n, size, *_ in lengths):
             return miss(call)
+        key = tuple((size, size > n, *of) for n, size, *of in lengths)
         kind = kinds.get(key, Kind())
         kinds[key] = kind = kind._replace(calls=kind.calls + 1)
         if kind.replayed and not (is_open(kind, lengths) or is_due(state.opts.audit, kind.calls)):
@@ -143,22 +143,25 @@ class Differs(ValueError):
 
 
 def filled(pads, names, call):
-    """(arguments, keyword arguments, [(length, size up to which it is filled), ...] of the named dimensions)."""
+    """(arguments, keyword arguments, [(length, up to which it is filled, argument, dimension), ...])."""
     args, kwargs, lengths = list(call.args), dict(call.kwargs), []
     for name, dims, fill in pads:
         home, at = (kwargs, name) if name in kwargs else (args, names.index(name) if name in names else len(args))
         if home is kwargs or at < len(args):
-            home[at] = _pytree.tree_map_only(torch.Tensor, functools.partial(grown, dims, fill, lengths), home[at])
+            home[at] = _pytree.tree_map_only(
+                torch.Tensor, functools.partial(grown, name, dims, fill, lengths), home[at]
+            )
     return args, kwargs, lengths
 
 
-def grown(dims, fill, lengths, t):
+def grown(name, dims, fill, lengths, t):
     ends = [0, 0] * t.dim()  # as torch's pad wants them: of the last dimension first
-    for dim, sizes in dims:
+    for dim, sizes in dims if core.is_plain(t) else ():
         if -t.dim() <= dim < t.dim():
             n = t.shape[dim]
-            lengths.append((n, size_for(n, sizes)))
-            ends[-1 - 2 * (dim % t.dim())] = lengths[-1][1] - n
+            size = size_for(n, sizes)
+            lengths.append((n, size, name, dim))
+            ends[-1 - 2 * (dim % t.dim())] = size - n
     return torch.nn.functional.pad(t, ends, value=fill) if any(ends) else t
 
 
@@ -208,7 +211,7 @@ def compare(kind, mine, theirs, lengths):
 def sources(leaf, other, lengths):
     """{dimension in which the shapes differ: numbers of those lengths that it may come of}."""
     pairs = [(dim, pair) for dim, pair in enumerate(zip(other.shape, leaf.shape)) if pair[0] != pair[1]]  # noqa: B905
-    return {dim: {k for k, length in enumerate(lengths) if length == pair} for dim, pair in pairs}
+    return {dim: {k for k, (*length, _, _) in enumerate(lengths) if tuple(length) == pair} for dim, pair in pairs}
 
 
 def is_close(mine, theirs):

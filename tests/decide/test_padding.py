@@ -276,3 +276,46 @@ def test_replays_may_be_required(device):
 def test_what_is_no_padding_is_refused(pad):
     with pytest.raises(cgt.CgtError, match="pad="):
         cgt.jit(lambda x: x, pad=pad)
+
+
+def test_names_are_those_of_arguments(device):
+    with pytest.raises(cgt.CgtError, match="pad="):
+        cgt.jit(torch.relu, pad={"input": 0})  # compiled: nobody tells how its argument is called
+    with pytest.raises(cgt.CgtError, match="pad="):
+        cgt.jit(lambda *args: args[0], pad={"args": 0})
+
+
+def test_tensors_that_cannot_be_filled_are_left_as_they_are(device):
+    f = cgt.jit(lambda batch: [t * 2 for t in batch], pad={"batch": 0})
+    for n in [3, 5, 4] * 4:
+        batch = [values(device, n, 2), values(device, 1).sum(), values(device, n, 2).to_sparse()]
+        got, want = f(batch), f.__wrapped__(batch)
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1]) and torch.equal(got[2].to_dense(), want[2].to_dense())
+
+
+MODELS = {
+    "convolutions": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(4)), (3, 12, 12)),
+    "transformer": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False), (7, 16)),
+    "recurrent": (lambda: nn.GRU(6, 8, 2, batch_first=True), (5, 6)),
+    "embedding": (lambda: nn.Sequential(nn.Linear(6, 6), nn.GroupNorm(2, 6), nn.Softmax(-1)), (6,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_in_inference(device, name):
+    torch.manual_seed(0)
+    make, shape = MODELS[name]
+    net = make().to(device).eval()
+    with torch.no_grad():
+        net(values(device, 2, *shape))
+        plain = copy.deepcopy(net)
+        parameter = "src" if name == "transformer" else "input"
+        cgt.jit(net, pad={parameter: 0})
+        for k, n in enumerate(sizes(40, most=8)):
+            x = values(device, n, *shape, seed=k)
+            mine, theirs = net(x), plain(x)
+            if name == "recurrent":  # its state has the batch in the second dimension
+                assert close(mine[1], theirs[1])
+                mine, theirs = mine[0], theirs[0]
+            assert close(mine, theirs), k
+    assert cgt.stats(net).replays >= 25 and "236" not in cgt.explain(net), cgt.explain(net)
