@@ -116,13 +116,13 @@ def through(state: State, miss: Callable[[Call], object]) -> Callable[[Call], ob
 
 
 def why_not(state, kind):
-    if any(kept.objects[2] or kept.draws for kept in state.keep.values()):  # effects
+    if any(kept.objects[2] for kept in state.keep.values()):  # its effects
         return f"{ACTS} (twice in calls that were compared)"
     return "none of its calls is replayed" if kind.calls >= TRIES and not kind.replayed else None
 
 
 def plain(call, looks):
-    """(the call's result without padding, does the run change what it reads, or draw?). `looks`: is that asked?"""
+    """(the call's result without padding, does the run draw, or change what it reads?). `looks`: is that asked, too?"""
     around: Any = ""
     with contextlib.suppress(pytree.Incomparable):
         around = timed_survey(flattened(call)) if looks else ""
@@ -130,7 +130,7 @@ def plain(call, looks):
     tensors = () if isinstance(around, str) else around.tensors
 
     def drawn():
-        return [g.get_state() for g in (torch.default_generator, *torch.cuda.default_generators)] if looks else []
+        return [g.get_state() for g in (torch.default_generator, *torch.cuda.default_generators)]
 
     before, versions = drawn(), list(map(core.version_of, tensors))
     result = call.function(*call.args, **call.kwargs)

@@ -293,7 +293,15 @@ def test_tensors_that_cannot_be_filled_are_left_as_they_are(device):
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1]) and torch.equal(got[2].to_dense(), want[2].to_dense())
 
 
+class Product(nn.Module):
+    """Its op could draw, and does not."""
+
+    def forward(self, input):
+        return nn.functional.scaled_dot_product_attention(input, input, input)
+
+
 MODELS = {
+    "attention": (Product, (2, 5, 8)),
     "convolutions": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(4)), (3, 12, 12)),
     "transformer": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False), (7, 16)),
     "recurrent": (lambda: nn.GRU(6, 8, 2, batch_first=True), (5, 6)),
