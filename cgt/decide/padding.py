@@ -7,6 +7,7 @@ comes of that one. Where the results differ otherwise, entries of a named dimens
 norm in training), or where the function does more than to return results, it is padded no longer. Such are the calls of
 each kind until one is replayed, and then those that an audit would choose: its 4th, 8th, 16th ..."""
 
+import collections
 import contextlib
 import functools
 import inspect
@@ -28,6 +29,7 @@ from .warming import timed_survey
 
 CLOSE = 1e-3  # of the largest entry: as many bits as TF32 keeps
 ACTS = "it does more than to return results"
+OFTEN = 8  # times that a length came, in more than half of the calls, from which on it is a size
 TRIES = 32  # calls of one kind of which none is replayed: each of them ran twice
 
 
@@ -36,7 +38,8 @@ class Pad(NamedTuple):
 
     Args:
         dims: a dimension, several, or a dict of dimension -> the sizes up to which it is filled. The next one that is
-            large enough counts; without sizes the next power of two. What is longer than all of them stays as it is.
+            large enough counts. What is longer than all of them stays as it is. Without sizes these are the powers of
+            two, and a length that more than half of the calls have.
         fill: what lies behind the tensor's own entries.
     """
 
@@ -72,6 +75,7 @@ def through(state: State, miss: Callable[[Call], object]) -> Callable[[Call], ob
     """What takes a call that no recording took. `miss` takes one with nothing to fill up."""
     kinds: dict = {}
     refused: list = []
+    met: dict = collections.defaultdict(lambda: (collections.Counter(), set()))  # lengths; those that came often
     names = functools.cache(lambda: list(inspect.signature(SITES[state.f]).parameters))
 
     def again(args, kwargs):
@@ -82,7 +86,7 @@ def through(state: State, miss: Callable[[Call], object]) -> Callable[[Call], ob
         # The first call is observed as it is: what the function reads is looked for in the code that ran.
         if refused or not state.ran or core.blocker() or core.paths_mine() or is_mine():
             return miss(call)
-        args, kwargs, lengths = filled(state.opts.pad, names(), call)
+        args, kwargs, lengths = filled(state.opts.pad, names(), met, call)
         if all(n == size for n, size, *_ in lengths):
             return miss(call)
         key = tuple((size, size > n, *of) for n, size, *of in lengths)
@@ -92,7 +96,7 @@ def through(state: State, miss: Callable[[Call], object]) -> Callable[[Call], ob
             leaves, spec = _pytree.tree_flatten(again(args, kwargs))
             if spec == kind.spec:
                 return _pytree.tree_unflatten(map(functools.partial(cut, lengths), leaves, kind.cuts), spec)
-        result, acts = plain(call, looks=kind.calls == 1)
+        result, acts = plain(call, looks=len(kinds) == kind.calls == 1)
         replays, told = core.fn_counts(state.f)[3], ACTS
         if acts:
             core.fn_count(state.f, "eager")
@@ -142,33 +146,35 @@ class Differs(ValueError):
     """Filled arguments do not come to the same."""
 
 
-def filled(pads, names, call):
+def filled(pads, names, met, call):
     """(arguments, keyword arguments, [(length, up to which it is filled, argument, dimension), ...])."""
     args, kwargs, lengths = list(call.args), dict(call.kwargs), []
     for name, dims, fill in pads:
         home, at = (kwargs, name) if name in kwargs else (args, names.index(name) if name in names else len(args))
         if home is kwargs or at < len(args):
-            home[at] = _pytree.tree_map_only(
-                torch.Tensor, functools.partial(grown, name, dims, fill, lengths), home[at]
-            )
+            grow = functools.partial(grown, name, dims, fill, met, lengths)
+            home[at] = _pytree.tree_map_only(torch.Tensor, grow, home[at])
     return args, kwargs, lengths
 
 
-def grown(name, dims, fill, lengths, t):
+def grown(name, dims, fill, met, lengths, t):
     ends = [0, 0] * t.dim()  # as torch's pad wants them: of the last dimension first
     for dim, sizes in dims if core.is_plain(t) else ():
         if -t.dim() <= dim < t.dim():
             n = t.shape[dim]
-            size = size_for(n, sizes)
+            size = size_for(n, sizes, *met[name, dim])
             lengths.append((n, size, name, dim))
             ends[-1 - 2 * (dim % t.dim())] = size - n
     return torch.nn.functional.pad(t, ends, value=fill) if any(ends) else t
 
 
-def size_for(n, sizes):
+def size_for(n, sizes, met, often):
     if sizes or n == 0:
         return next((size for size in sizes if size >= n > 0), n)
-    return 1 << (n - 1).bit_length()
+    met[n] += 1
+    if met[n] % OFTEN == 0 and met[n] * 2 > met.total():
+        often.add(n)
+    return min(size for size in (1 << (n - 1).bit_length(), *often) if size >= n)
 
 
 def is_due(audits, n):

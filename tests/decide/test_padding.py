@@ -83,6 +83,19 @@ def test_what_is_longer_than_the_sizes_or_as_long_is_not_filled(device):
     assert cgt.stats(f).replays >= 8 and "236" not in cgt.explain(f)
 
 
+def test_lengths_that_come_often_are_sizes(device):
+    """A loop over batches of 48 is not to compute 64 rows, and its last batch may have 48."""
+    g = cgt.jit(lambda x: x * 2, pad={"x": 0})
+    for n in ([48] * 9 + [17]) * 4:
+        x = values(device, n, 2, seed=n)
+        assert torch.equal(g(x), x * 2)
+    told = cgt.explain(g)
+    assert "(48, 2)" in told and "(32, 2)" in told and cgt.stats(g).replays >= 30, told
+    for n in (40, 33, 41, 47):
+        assert torch.equal(g(values(device, n, 2)), values(device, n, 2) * 2)
+    assert cgt.stats(g).records == 3, cgt.explain(g)  # of 64, 32 and 48 rows
+
+
 def test_fill_is_what_lies_behind(device):
     """A reduction is right where the fill is its neutral element."""
     f = cgt.jit(lambda x: x.amax(0), pad={"x": cgt.Pad(0, float("-inf"))})
