@@ -170,6 +170,7 @@ def anchors(path):
 @pytest.mark.parametrize("path", [*pages, ROOT / "CONTRIBUTING.md", ROOT / "README.md"], ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path):
     text = re.sub(r"^```.*?^```$|`[^`\n]+`", "", path.read_text(), flags=re.M | re.S)
+    assert not re.search(r"^(<<<<<<< |=======$|>>>>>>> )", text, re.M), "marks of a merge"
     dead = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if not re.match(r"\w+:", link):
