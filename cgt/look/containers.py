@@ -131,15 +131,18 @@ def entries(home: dict | list | collections.deque | set) -> list:
     return list(dict.items(home)) if isinstance(home, dict) else list(home)
 
 
-def is_same_entries(now: list, was: list) -> bool:
-    flat = [[x for entry in some for x in (entry if type(entry) is tuple else (entry,))] for some in (now, was)]
-    return len(flat[0]) == len(flat[1]) and all(a is b for a, b in zip(*flat, strict=True))
+def holds(home: dict | list | collections.deque | set, was: list) -> bool:
+    """The very objects that it held?"""
+    now = entries(home)
+    if isinstance(home, dict):
+        now, was = [x for pair in now for x in pair], [x for pair in was for x in pair]
+    return len(now) == len(was) and all(map(operator.is_, now, was))
 
 
 def restore(held: Iterable[tuple[dict | list | collections.deque | set, list]]) -> None:
     """Let dicts and lists hold what they held. Past the methods of classes that people made, which may do more."""
     for home, was in held:
-        if not is_same_entries(entries(home), was):
+        if not holds(home, was):
             kind: Any = next(k for k in (list, collections.OrderedDict, dict, *NO_PLACES) if isinstance(home, k))
             kind.clear(home)
             (kind.extend if kind in (list, collections.deque) else kind.update)(home, was)

@@ -211,7 +211,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         trace.changed = containers.put_back(trace.exchanged)
         trace.held = dict.fromkeys(trace.held)
         for proxy, home, was, _ in trace.tables:
-            if containers.is_same_entries(containers.entries(home), was):
+            if containers.holds(home, was):
                 containers.restore([(home, containers.entries(proxy))])
             else:
                 trace.bypassed = True

@@ -141,7 +141,7 @@ class Trace:
 
     def is_changed(self, at):
         """Did the function change a table? Then it is none any more."""
-        return not containers.is_same_entries(containers.entries(self.tables[at].proxy), self.tables[at].was)
+        return not containers.holds(self.tables[at].proxy, self.tables[at].was)
 
     def look_up(self, at, index, plain):
         """Entry `index`, a stand-in, of a table."""

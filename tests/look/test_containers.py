@@ -158,6 +158,13 @@ def test_what_a_run_did_to_containers_is_undone(tree, data):
     assert repr(whole) == before and containers.contents([whole]) == held
 
 
+def test_a_tuple_in_a_list_is_not_what_it_holds():
+    (home, was), *_ = held = containers.contents([[(5, 5)]])
+    home[:] = [5, 5]
+    containers.restore(held)
+    assert home == [(5, 5)] and home[0] is was[0]
+
+
 # --- what a function may do with them ---------------------------------------------------------
 
 
