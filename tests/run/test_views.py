@@ -242,7 +242,7 @@ def test_parameters_and_what_is_computed_of_them(device):
     mine, theirs = Model(), Model()
     theirs.load_state_dict(mine.state_dict())
     f = cgt.jit(mine)
-    for k in range(7):
+    for k in range(12):  # gradients may lie elsewhere each time at first
         grads = []
         for run, model in ((f, mine), (theirs, theirs)):
             y, w, (a, b) = run(values(device, 4, 6, seed=k))
