@@ -69,9 +69,10 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
         pad: name of an argument -> a dimension, several, or a `cgt.Pad`. Its tensors are filled up along these to the
             next of a few sizes, and results are cut, so that few recordings serve calls of many sizes: {"x": 0} for
             a batch, {"ids": (0, 1), "mask": (0, 1)} with a length that the mask masks. For functions that only return
-            results, in which entries of a batch do not depend on each other. Some calls run as they are, too, and are
-            compared: where the results differ by more than rounding, a `CgtWarning` says so and nothing is padded any
-            more. Bit-equal to eager with the filled arguments; kernels for another size round in another way.
+            results, in which entries of a batch do not depend on each other. Some calls run without padding, too, so
+            that what the function prints, or takes from a queue, happens twice. Both results are compared; where they
+            differ by more than rounding, a `CgtWarning` says so and nothing is padded any more. Bit-equal to eager
+            with the filled arguments; kernels for another size round in another way.
 
     Returns:
         A function with the name, docstring and signature of `fn`, which is its `__wrapped__`. Of a module, that very
@@ -205,10 +206,7 @@ def check_options(
     dynamic = several("dynamic", dynamic, str, "strings")
     audits = read("audit", audit, options.AUDIT, audit_of, "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)")
     most = read("memory_budget", memory_budget, options.MEMORY_BUDGET, freeing.parse_budget, "bytes, or like '2GiB'")
-    try:
-        pads = padding.parse(pad or {})
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CgtError(errors.bad_option("pad", pad, "like {'x': 0}: names of arguments and dimensions")) from error
+    pads = read("pad", pad, {}, padding.parse, "like {'x': 0}: names of arguments and dimensions")
     return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits, most, pads)
 
 
@@ -224,7 +222,7 @@ def read(name, value, switch, parse, expected):
     """What an option says, or else its switch in the environment."""
     try:
         return parse(switch if value is None else value)
-    except (ValueError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         told = errors.bad_switch(f"CGT_{name.upper()}", switch, expected)
         raise CgtError(told if value is None else errors.bad_option(name, value, expected)) from error
 

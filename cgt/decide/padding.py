@@ -1,11 +1,11 @@
 """Calls of many sizes by recordings of a few (`jit(pad=)`): the dimensions that the caller names are filled up to the
 next of their sizes, and what comes of them in the result is cut.
 
-What is to be cut is found out. Some calls run as they are, too, which is what their callers get, and both results are
-compared. A dimension that is as long as a filled one in the first result, and as long as what was given in the second,
-comes of that one. Where the results differ otherwise, entries of a named dimension depend on each other (a mean, batch
-norm in training), or where the function does more than to return results, it is padded no longer. Such are the calls of
-each kind until one is replayed, and then those that an audit would choose: its 4th, 8th, 16th ..."""
+What is to be cut is found out. Some calls run without padding, too, which is what their callers get, and both results
+are compared. A dimension that is as long as a filled one with padding, and as long as what was given without, comes of
+that one. Where the results differ otherwise, entries of a named dimension depend on each other (a mean, batch norm in
+training). Then the function is padded no longer, nor where it does more than to return results. Compared are the calls
+of each kind until one is replayed, and from then on those that an audit would choose: the 4th, 8th, 16th ..."""
 
 import collections
 import contextlib
@@ -18,8 +18,8 @@ import cgt_core as core
 import torch
 from torch.utils import _pytree
 
-from ..data import Call, State
-from ..look import places
+from ..data import Call, State, maker_of
+from ..look import impure, places
 from ..make.plan import flattened
 from ..run.observe import warn
 from ..words import errors, pytree
@@ -28,7 +28,7 @@ from .sites import SITES, is_mine
 from .warming import timed_survey
 
 CLOSE = 1e-3  # of the largest entry: as many bits as TF32 keeps
-ACTS = "it does more than to return results"
+ACTS = "the function does more than to return results"
 OFTEN = 8  # times that a length came, in more than half of the calls, from which on it is a size
 TRIES = 32  # calls of one kind of which none is replayed: each of them ran twice
 
@@ -53,7 +53,7 @@ class Kind(NamedTuple):
     calls: int = 0
     replayed: bool = False
     spec: Any = None  # of torch's pytrees: of the result
-    cuts: list = []  # for each leaf of it: {dimension: which of the filled ones it may come of}
+    cuts: list = []  # for each leaf of it: {dimension: positions in `lengths` of what it may come of}
 
 
 def parse(given: Mapping[str, Any]) -> tuple:
@@ -83,8 +83,9 @@ def through(state: State, miss: Callable[[Call], object]) -> Callable[[Call], ob
         return SITES[state.f](*args, **kwargs)
 
     def run(call):
-        # The first call is observed as it is: what the function reads is looked for in the code that ran.
-        if refused or not state.ran or core.blocker() or core.paths_mine() or is_mine():
+        # Calls run without padding until one has shown nothing that keeps the function from being recorded: what it
+        # takes from elsewhere (an iterator, a clock) is not to be taken twice.
+        if refused or not state.learnt.devices.drivers or core.blocker() or core.paths_mine() or is_mine():
             return miss(call)
         args, kwargs, lengths = filled(state.opts.pad, names(), met, call)
         if all(n == size for n, size, *_ in lengths):
@@ -96,9 +97,10 @@ def through(state: State, miss: Callable[[Call], object]) -> Callable[[Call], ob
             leaves, spec = _pytree.tree_flatten(again(args, kwargs))
             if spec == kind.spec:
                 return _pytree.tree_unflatten(map(functools.partial(cut, lengths), leaves, kind.cuts), spec)
-        result, acts = plain(call, looks=len(kinds) == kind.calls == 1)
-        replays, told = core.fn_counts(state.f)[3], ACTS
-        if acts:
+        is_first = len(kinds) == kind.calls == 1
+        result, told = plain(call, looks=is_first)
+        replays = core.fn_counts(state.f)[3]
+        if told is not None:
             core.fn_count(state.f, "eager")
         else:
             try:
@@ -121,25 +123,31 @@ def through(state: State, miss: Callable[[Call], object]) -> Callable[[Call], ob
 
 def why_not(state, kind):
     if any(kept.objects[2] for kept in state.keep.values()):  # its effects
-        return f"{ACTS} (twice in calls that were compared)"
+        return f"{ACTS}, and did so twice in each call that was compared"
     return "none of its calls is replayed" if kind.calls >= TRIES and not kind.replayed else None
 
 
 def plain(call, looks):
-    """(the call's result without padding, does the run draw, or change what it reads?). `looks`: is that asked, too?"""
-    around: Any = ""
+    """(the call's result without padding, why the function is not to be padded or None). `looks`: are changes of what
+    the function reads looked for, too, or is it only asked whether it draws?"""
+    around: Any = None
     with contextlib.suppress(pytree.Incomparable):
-        around = timed_survey(flattened(call)) if looks else ""
-    seen = [] if isinstance(around, str) else [*around.found.places, *(put.place for put in around.found.kept)]
-    tensors = () if isinstance(around, str) else around.tensors
+        around = timed_survey(flattened(call)) if looks else None
+    if isinstance(around, str):
+        return call.function(*call.args, **call.kwargs), around
+    found, tensors = (around.found, around.tensors) if around else (maker_of(places.Found)(), ())
+    seen = [*found.places, *(put.place for put in found.kept)]
+    takes = impure.lasting(found.sources)
 
     def drawn():
-        return [g.get_state() for g in (torch.default_generator, *torch.cuda.default_generators)]
+        generators = (torch.default_generator, *torch.cuda.default_generators)
+        states = [impure.marked(state) for *_, state in impure.states(found.sources)]
+        return [bytes(g.get_state().tolist()) for g in generators] + states
 
     before, versions = drawn(), list(map(core.version_of, tensors))
     result = call.function(*call.args, **call.kwargs)
-    same = all(map(places.is_as_found, seen)) and versions == list(map(core.version_of, tensors))
-    return result, not (same and all(map(torch.equal, before, drawn())))
+    same = before == drawn() and versions == list(map(core.version_of, tensors)) and all(map(places.is_as_found, seen))
+    return result, None if same and not takes else ACTS
 
 
 class Differs(ValueError):
@@ -183,12 +191,12 @@ def is_due(audits, n):
 
 def is_open(kind, lengths):
     """Is it not known of which dimension one of the result comes, where these are of several lengths?"""
-    return any(len({lengths[k][0] for k in numbers}) > 1 for dims in kind.cuts for numbers in dims.values())
+    return any(len({lengths[k][0] for k in sources}) > 1 for dims in kind.cuts for sources in dims.values())
 
 
 def cut(lengths, leaf, dims):
-    for dim, numbers in dims.items():
-        leaf = leaf.narrow(dim, 0, lengths[min(numbers)][0])
+    for dim, sources in dims.items():
+        leaf = leaf.narrow(dim, 0, lengths[min(sources)][0])
     return leaf
 
 
@@ -205,7 +213,7 @@ def compare(kind, mine, theirs, lengths):
                 raise Differs(f"{name} is {leaf!r} instead of {other!r}"[:200])
             cuts.append({})
             continue
-        found = {dim: numbers & before.get(dim, numbers) for dim, numbers in sources(leaf, other, lengths).items()}
+        found = {dim: ks & before.get(dim, ks) for dim, ks in sources_of(leaf, other, lengths).items()}
         if leaf.dim() != other.dim() or not all(found.values()):
             raise Differs(f"{name} is of shape {tuple(leaf.shape)} instead of {tuple(other.shape)}")
         if not is_close(cut(lengths, leaf, found).detach(), other.detach()):
@@ -214,8 +222,8 @@ def compare(kind, mine, theirs, lengths):
     return kind._replace(spec=spec, cuts=cuts)
 
 
-def sources(leaf, other, lengths):
-    """{dimension in which the shapes differ: numbers of those lengths that it may come of}."""
+def sources_of(leaf, other, lengths):
+    """{dimension in which the shapes differ: positions of the lengths that it may come of}."""
     pairs = [(dim, pair) for dim, pair in enumerate(zip(other.shape, leaf.shape)) if pair[0] != pair[1]]  # noqa: B905
     return {dim: {k for k, (*length, _, _) in enumerate(lengths) if tuple(length) == pair} for dim, pair in pairs}
 

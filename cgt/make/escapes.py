@@ -14,7 +14,8 @@ from ..run.observe import collect, held
 from ..words import errors, pytree
 from . import describe
 
-ALONE = max(core.references(t) for t in [torch.empty(0)])  # of what is in a list, and no inner function names it
+# References to a tensor that only a list holds, by a name that no inner function uses: from Python 3.14 on that counts.
+ALONE = max(core.references(t) for t in [torch.empty(0)])
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
 
 
@@ -112,8 +113,10 @@ def find_kept_view(plan, seen, draft):
     """The path of an argument of which somebody kept a view beside the result, or None: at another call it would be a
     view of the recorded call's. (PyTorch keeps some in a result that is a view of theirs, as in `z.mH`.)"""
     flat = plan.flat
-    bases = {id(t._base) for t in draft.out.tensors if t._base is not None}  # autograd's, of what is a view
-    known = bases.union(map(id, (*plan.tensors, *draft.out.tensors)))
+    bases = {
+        id(base): base for base in [t._base for t in draft.out.tensors] if base is not None
+    }  # autograd's, of views
+    known = {*bases, *map(id, (*plan.tensors, *draft.out.tensors))}
     path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
     kept = lasting(seen, lambda: [
         t for t in core.alive(seen.run.returned)

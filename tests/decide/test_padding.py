@@ -1,7 +1,9 @@
 """Calls of many sizes by recordings of a few: `jit(pad=)`."""
 
+import collections
 import contextlib
 import copy
+import queue
 import random
 
 import pytest
@@ -251,6 +253,48 @@ def test_a_function_that_never_replays_is_not_run_twice_for_ever(device):
     for k in range(60):
         f(values(device, 5, 2, seed=k))
     assert len(calls) <= 110
+
+
+def popped():
+    return collections.deque(range(100)).popleft
+
+
+def counted_up():
+    return (k for k in range(100)).__next__
+
+
+def queued():
+    waiting = queue.Queue()
+    for k in range(100):
+        waiting.put(k)
+    return lambda: waiting.get()
+
+
+TAKERS = {
+    "an iterator": lambda: iter(range(100)).__next__, "random numbers of Python's": lambda: random.Random(0).random,
+    "a generator": counted_up,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_what_is_taken_from_elsewhere_is_taken_once(device, name):
+    takes, plain = TAKERS[name](), TAKERS[name]()
+    f = cgt.jit(lambda x: x * takes(), pad={"x": 0})
+    for k, n in enumerate(sizes(20, most=8)):
+        x = values(device, n, 2, seed=k)
+        assert torch.equal(f(x), x * plain()), k
+
+
+@pytest.mark.parametrize("make", [popped, queued])
+def test_what_is_taken_behind_c_is_taken_twice_by_one_call_and_told(device, make):
+    takes, plain = make(), make()
+    f = cgt.jit(lambda x: x * takes(), pad={"x": 0}, audit=AUDITS_BY_DEFAULT)
+    assert torch.equal(f(values(device, 5, 2)), values(device, 5, 2) * plain())
+    with pytest.warns(cgt.CgtWarning, match="CGT236"):
+        assert torch.equal(f(values(device, 5, 2)), values(device, 5, 2) * plain())
+    plain()
+    for k in range(4):
+        assert torch.equal(f(values(device, 6, 2)), values(device, 6, 2) * plain()), k
 
 
 class Holder:

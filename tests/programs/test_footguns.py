@@ -556,6 +556,21 @@ def test_containers_in_the_result_are_new(device):
     assert state["x"][0].item() == 6.0  # instead: the one that was passed
 
 
+@footgun("A padded reduction can be right for some values and wrong for others")
+def test_padded_maximum_of_rows_depends_on_the_fill(device):
+    def f(x):
+        return x.amax(0)
+
+    f, right = cgt.jit(f, pad={"x": {0: (8,)}}, audit=AUDITS_BY_DEFAULT), cgt.jit(f, pad={"x": cgt.Pad({0: (8,)}, float("-inf"))})
+    x = ones(device, 5, 2)
+    for _ in range(9):  # the first is not padded, and the 8th and 16th of those that are will be compared
+        assert torch.equal(f(x), x[0]) and torch.equal(right(x), x[0])
+    assert cgt.stats(f).replays >= 3 and cgt.stats(right).replays >= 3
+    found = [f(-x) for _ in range(8)]
+    assert torch.equal(found[0], 0 * x[0]) and torch.equal(found[-1], -x[0]) and "CGT236" in cgt.explain(f)
+    assert torch.equal(right(-x), -x[0])
+
+
 @footgun("A view of another result has no `_base`")
 def test_views_among_results_share_memory_but_have_no_base(device):
     def f(x):
