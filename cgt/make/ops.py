@@ -208,7 +208,7 @@ def read_index(seen, call):
     """C++ asks a tensor for its number. Is it to index with it (`table[t]`), and may the number be any? Then this op
     reads nothing, and the next one chooses by the number (choose_row)."""
     (t,) = call.inputs
-    if not (call.constant or call.counts or t.dim()) and returns.is_at_entry(observe.asker()):
+    if not (call.constant or call.counts or t.dim()) and (frame := observe.asker()) and returns.is_at_entry(frame):
         number = segments.read_number(seen, t, is_index=True)
         call.constant = number is not None
         if call.constant and seen.run.recording:

@@ -373,8 +373,8 @@ def may_copy(state, path, t, written):
 def stays(state, path, t, parent, moved):
     """Does this tensor most likely lie at the same address at each call? Above all results of the path do, whose memory
     stays where it is; unless they `moved` at this very place. Of others it is known by the addresses so far."""
-    if state.opts.inputs != "auto" or path in state.learnt.moves.fed:
-        return False  # the user has said that it moves; or the recording works on a copy anyway
+    if state.opts.inputs != "auto" or state.opts.pad or path in state.learnt.moves.fed:
+        return False  # the user has said that it moves, or is filled up; or the recording works on a copy anyway
     if not moved and core.path_proto(parent, t) is not None:
         return True
     before = state.learnt.moves.pointers.get(path)

@@ -242,10 +242,10 @@ def is_host_recording(seen: Seen) -> bool:
     return seen.run.recording and seen.run.driver == HOST and seen.reason is None
 
 
-def asker() -> types.FrameType:
-    """The innermost frame that is not ours."""
+def asker() -> types.FrameType | Any:
+    """The innermost frame that is not ours; None on a thread that C++ began, as autograd's for a GPU is."""
     frame: types.FrameType | Any = sys._getframe(1)
-    while str(frame.f_globals.get("__name__")).partition(".")[0] == HERE:
+    while frame and str(frame.f_globals.get("__name__")).partition(".")[0] == HERE:
         frame = frame.f_back
     return frame
 

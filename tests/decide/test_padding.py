@@ -326,6 +326,21 @@ def test_replays_may_be_required(device):
             assert torch.equal(f(values(device, n, 2)), values(device, n, 2) * 2)
 
 
+def test_what_lay_at_one_address_so_far_may_lie_at_another(device):
+    """Allocators give filled tensors the memory of those of the call before."""
+    net = network(device)
+    f = cgt.jit(net, pad={"input": {0: (2, 4)}})
+    same = {n: values(device, n, 6) for n in (2, 4)}
+    for n in (2, 4):
+        for _ in range(4):
+            f(same[n])
+    for k, n in enumerate((1, 3, 4, 2)):
+        x = values(device, n, 6, seed=k)
+        with cgt.require_replay():
+            mine = f(x)
+        assert close(mine, net(x))
+
+
 @tells("bad_option")
 @pytest.mark.parametrize(
     "pad", [{"y": 0}, {"x": "0"}, {"x": ()}, {"x": True}, {"x": {0: 8}}, {"x": {0: ("8",)}}, {"x": cgt.Pad(0, "a")}, ["x"], {"x": None}],

@@ -27,4 +27,5 @@ def test_random_programs_of_one_kind_agree_with_eager(device, kind):
 
 @pytest.mark.parametrize("kinds", TOGETHER, ids="+".join)
 def test_random_programs_of_several_kinds_agree_with_eager(device, kinds):
-    check(try_kinds(device, *kinds, many=60 if device.type == "cpu" else 25), 0.25, 1)
+    share, mean = (0.25, 1) if device.type == "cpu" or len(kinds) < len(KINDS) else (0.1, 0.4)  # most kinds, few programs
+    check(try_kinds(device, *kinds, many=60 if device.type == "cpu" else 25), share, mean)
