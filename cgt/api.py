@@ -16,7 +16,7 @@ import torch
 from .data import Options
 from .decide import dispatch, freeing, logs, padding, sites
 from .decide.audit import parse as audit_of
-from .make import trace
+from .make import lengths, trace
 from .numbers import live
 from .run import views
 from .run.observe import NO_LINE, collect, line_in
@@ -453,7 +453,7 @@ core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.MAKE_VIEWS[0] = outside_dynamo(views.make)
 core.SWEEP[0] = outside_dynamo(freeing.sweep)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)
-core.reads_by(READ_BEHIND, outside_dynamo(trace.see_kernel), outside_dynamo(trace.see_lift))
+core.reads_by(READ_BEHIND, outside_dynamo(lengths.see_kernel), outside_dynamo(trace.see_lift))
 core.max_path(options.MAX_GRAPHS)
 logs.set_up(options.LOG, name_of)
 if not self_check():

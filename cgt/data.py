@@ -409,6 +409,7 @@ class ReadValues(NamedTuple):
     undos: list  # of segments.Undo, where writes before a read are to be undone
     undone: dict  # memory of which all writes are -> [(address, bytes)] of the parts that were copied
     rooms: list  # bytes on the host that each value and each readout of the recording takes
+    behind: list  # operators under way that go by lengths that are known (lengths.py)
 
 
 class Readouts(NamedTuple):

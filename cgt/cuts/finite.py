@@ -25,7 +25,7 @@ def looked_at(name: str, function: Callable[..., object]) -> Callable[..., objec
     def run(*args, **kwargs):
         told, known, files = [], {}, {}
 
-        def see(*op):  # no partial: the first argument of one is a Seen (trace.seen_here)
+        def see(*op):  # no partial: the first argument of one is a Seen (observe.seen_here)
             look(name, told, known, files, *op)
 
         return core.observed(core.results(), see, function, args, kwargs)

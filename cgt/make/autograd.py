@@ -15,7 +15,7 @@ from cgt_core import CUDA, FRESH, NONE, WRITES
 
 from ..data import Behind, Draft, Graph, Leaves, OutRow, Plan, SaveRow, Seen, State, maker_of, remember
 from ..run import tokens
-from ..run.observe import observe
+from ..run.observe import observe, seen_here
 from ..run.taps import KEEPS, tap_states
 from ..words import errors
 from ..words.private import graph_task, may_donate
@@ -204,7 +204,7 @@ def backward_of(graph: Graph) -> Callable[..., tuple[torch.Tensor | None, ...]]:
     backward_of_all = functools.partial(core.sinks_run, graph.sinks)
 
     def run(leaves, changed):
-        seen = trace.seen_here()
+        seen = seen_here()
         spent = seen.autograd.spent if seen is not None and seen.run.graph is graph else ()
         trace.begin_leaves(graph.leaves, leaves, [graph.grads + k for k in changed], spent)
         grads = leaves[: graph.grads]

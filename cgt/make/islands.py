@@ -30,7 +30,7 @@ from ..run.taps import look_again
 from ..words import errors, options
 from ..words.private import outside_dynamo
 from ..words.pytree import PLAIN_TYPES
-from . import describe, moving, trace
+from . import describe, moving
 from .record import accept
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -91,7 +91,7 @@ def eager(function: F) -> F:
         due = getattr(LOCAL, "due", None)
         if due:
             return answer(due, function, args, kwargs)
-        seen = trace.seen_here()
+        seen = observe.seen_here()
         if seen is None or seen.inside:
             return function(*args, **kwargs)
         return meet(seen, call, function, args, kwargs)

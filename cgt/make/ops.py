@@ -219,7 +219,8 @@ def find_values(seen, call):
     """Does it read values, and which?"""
     facts, inputs = call.facts, call.inputs
     # Whether a check raises is the tape's own affair.
-    call.reads, call.dynamic = facts.reads or (facts.checks and seen.run.driver == CUDA), op_facts.is_dynamic(call)
+    call.reads = facts.reads or (facts.checks and seen.run.driver == CUDA)
+    call.dynamic = op_facts.is_dynamic(call) and not seen.reads.behind
     asks = call.reads or call.dynamic or op_facts.is_to_host(call)
     asks = asks and not (call.constant or call.counts)
     into = facts.dynamic and call.written  # a replay would not write there

@@ -5,8 +5,8 @@ import torch
 from cgt_core import DICT_ITEM
 
 from ..look.places import MISSING, Place
+from ..run.observe import seen_here
 from ..words import errors
-from . import trace
 
 TAPPED = {}  # name -> the tensor of the last call that came to it
 
@@ -38,7 +38,7 @@ def tap(name: str, t: torch.Tensor) -> torch.Tensor:
     """
     if not isinstance(name, str) or not isinstance(t, torch.Tensor):
         raise TypeError(errors.no_tap(type(name).__name__, type(t).__name__))
-    seen = trace.seen_here()
+    seen = seen_here()
     made = seen is not None and not seen.inside and core.storage_id(t) in seen.made
     # Of a parameter's gradient there is one tensor alone.
     grads = [leaf.grad for leaf in seen.autograd.leaves if leaf.grad is not None] if made else ()
@@ -55,6 +55,6 @@ def tapped() -> dict[str, torch.Tensor]:
     Raises:
         CgtError: inside a jitted function, which cannot know what another call left.
     """
-    if trace.seen_here() is not None:
+    if seen_here() is not None:
         raise errors.CgtError(errors.tapped_inside())
     return dict(TAPPED)

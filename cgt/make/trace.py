@@ -23,7 +23,7 @@ from ..run.devices import name_of, one_thread
 from ..run.tokens import see_draw, see_get_state, see_set_state
 from ..words import errors, wrappers
 from ..words.private import OpOverload
-from . import moving
+from . import lengths, moving
 from .facts import KEEPS_SEED, facts_of, is_elsewhere, seeds_on_host
 from .ops import mirror, see_op
 from .optional import collectives, forks
@@ -75,6 +75,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         (lambda: None, functools.partial(readout.close, seen)),
         taps.tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen)),
         taps.tap_kernels(),
+        taps.PACKED.to(is_mine, functools.partial(lengths.see_packed, seen)),
         taps.JITERATED.to(is_mine, functools.partial(see_jiterated, seen)),
         taps.tap_sharding(is_mine),
         *regions,
@@ -177,23 +178,10 @@ def given(seen, observer, function, args, kwargs):
     return result
 
 
-def seen_here() -> Seen | None:
-    """What the calling thread's run has seen, or None: it is nobody's."""
-    return getattr(core.observer(), "args", (None,))[0]
-
-
-def see_kernel(name: str) -> None:
-    """An operator is about to run that reads values for which a replay has no op. It comes from the middle of
-    PyTorch: no exception may leave, even in a capture."""
-    seen = seen_here()
-    if seen is not None and not seen.inside and observe.asks_on(seen):
-        observe.note_reason(seen, errors.read_behind(name.replace("::", "."), observe.user_line(seen)))
-
-
 def see_lift(begins: int) -> None:
     """torch.tensor brings Python's numbers to their device. A capture would copy them from memory of the host's that is
     gone when it is replayed: they are brought for real."""
-    seen = seen_here()
+    seen = observe.seen_here()
     if begins and seen is not None and observe.is_capture(seen) and not seen.inside:
         begin, end = constants.elsewhere(seen)
         seen.constants.lifted[:] = [end]  # an interrupt between the two does no harm

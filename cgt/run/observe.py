@@ -242,6 +242,11 @@ def is_host_recording(seen: Seen) -> bool:
     return seen.run.recording and seen.run.driver == HOST and seen.reason is None
 
 
+def seen_here() -> Seen | None:
+    """What the calling thread's run has seen, or None: it is nobody's."""
+    return getattr(core.observer(), "args", (None,))[0]
+
+
 def asker() -> types.FrameType | Any:
     """The innermost frame that is not ours; None on a thread that C++ began, as autograd's for a GPU is."""
     frame: types.FrameType | Any = sys._getframe(1)

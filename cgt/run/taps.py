@@ -297,6 +297,8 @@ SCALED = Tap(  # what optimizers give a tensor for a number
 SWAPS = Tap((torch.utils, "swap_tensors"))
 SCRIPTED = Tap(*private.SCRIPTED)
 HASHES = Tap((torch.Tensor, "__hash__"))
+RECURRENT, PACKS, UNPACKS = ("lstm", "gru", "rnn_tanh", "rnn_relu"), "_pack_padded_sequence", "_pad_packed_sequence"
+PACKED = Tap(*((torch._VF, name) for name in (*RECURRENT, PACKS, UNPACKS)))
 JITERATED = Tap(*private.JITERATORS)  # kernels of torch.cuda.jiterator's
 
 

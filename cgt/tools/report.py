@@ -162,8 +162,9 @@ def explain_state(state: State) -> str:
         lines.append(f"  not compared with eager: {state.unaudited}")
     if s.rescues:
         lines.append(f"  {describe_rescues(s)}")
-    for site in backwards_of(state):
-        lines.extend("  " + line for line in explain_state(getattr(site, ATTRIBUTE)).splitlines())
+    backwards = [getattr(site, ATTRIBUTE) for site in backwards_of(state)]
+    for one in (backward for backward in backwards if stats_of([backward]).calls):
+        lines.extend("  " + line for line in explain_state(one).splitlines())
     for text in state.learnt.unguarded[: options.EXPLAIN_ITEMS]:
         lines.append(f"  not guarded: {text}")
     return "\n".join(lines)

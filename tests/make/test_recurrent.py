@@ -90,6 +90,59 @@ def losses_of(layer, wrap, seeds, trains, beside=None):
     return f, made
 
 
+LENGTHS = {
+    "numbers": lambda k: [5, 3, 2],
+    "argument": lambda k: torch.tensor([5, 3, 2]),
+    "in any order": lambda k: torch.tensor([2, 5, 3]),
+    "two kinds": lambda k: torch.tensor([[5, 3, 2], [4, 4, 1]][k % 2]),
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_packed_sequences(device, kind, lengths):
+    """A recording is for the lengths, which are read."""
+    torch.manual_seed(3)
+    layer, rnn = kind(4, 8, num_layers=2, bidirectional=True, batch_first=True).to(device).requires_grad_(False), nn.utils.rnn
+
+    def function(x, n):
+        packed = rnn.pack_padded_sequence(x, n, batch_first=True, enforce_sorted=lengths != "in any order")
+        y, last = layer(packed)
+        padded, told = rnn.pad_packed_sequence(y, batch_first=True)
+        return padded * 2, told, last, packed.batch_sizes
+
+    f = cgt.jit(function)
+    for k in range(16):
+        x = values(device, 3, 5, 4, seed=k)
+        for mine, theirs in zip(flat(f(x, LENGTHS[lengths](k))), flat(function(x, LENGTHS[lengths](k))), strict=True):
+            assert torch.equal(mine, theirs) and mine.device == theirs.device, k
+    assert cgt.stats(f).replays >= 10, cgt.explain(f)
+
+
+@pytest.mark.parametrize("lengths", ["in any order", "two kinds"])
+def test_training_on_packed_sequences(device, lengths):
+    def train(wrap):
+        torch.manual_seed(3)
+        layer, head = nn.LSTM(4, 8, batch_first=True).to(device), nn.Linear(8, 1).to(device)
+        opt = torch.optim.SGD([*layer.parameters(), *head.parameters()], lr=0.1)
+
+        def step(x, n):
+            opt.zero_grad()
+            _, (last, _) = layer(nn.utils.rnn.pack_padded_sequence(x, n, batch_first=True, enforce_sorted=False))
+            loss = head(last[-1]).square().mean()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        f = wrap(step)
+        losses = [f(values(device, 3, 5, 4, seed=k), LENGTHS[lengths](k)).clone() for k in range(20)]
+        return f, [*losses, *(p.detach() for p in (*layer.parameters(), *head.parameters()))]
+
+    (_, want), (f, got) = train(lambda f: f), train(cgt.jit)
+    torch.testing.assert_close(got, want, rtol=0 if device.type == "cpu" else None, atol=0 if device.type == "cpu" else None)
+    assert cgt.stats(f).replays >= 10, cgt.explain(f)  # cuDNN adds weights' gradients in any order
+
+
 def check_dropout(layer, seeds, trains, beside=None):
     _, want = losses_of(layer, lambda f: f, seeds, trains, beside)
     f, got = losses_of(layer, cgt.jit, seeds, trains, beside)

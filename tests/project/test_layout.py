@@ -28,7 +28,7 @@ HOUSE = [
     ("ranks", "collectives"),
     ("numbers", "rows standins live counters scalars addresses"),
     ("cuts", "segments apart readout finite forks"),
-    ("make", "optional packed advice facts moving fed vets ops trace describe escapes record islands probes autograd plan"),
+    ("make", "optional packed advice facts lengths moving fed vets ops trace describe escapes record islands probes autograd plan"),
     ("decide", "account logs verdicts audit sites freeing backwards warming padding lessons dispatch"),
     ("tools", "report draw"),
     ("", "api doctor __init__"),

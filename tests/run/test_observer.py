@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from wild import KeptArgument
 
 import cgt
-from cgt.make import ops, trace
+from cgt.make import lengths, ops, trace
 from cgt.run.observe import observe
 from cgt.words import options
 from cgt.words.private import outside_dynamo
@@ -243,7 +243,7 @@ def test_interrupt_where_no_exception_can_pass_is_raised_behind_it():
         with pytest.raises(KeyboardInterrupt):
             f(torch.ones(3))
     finally:
-        core.reads_by([], outside_dynamo(trace.see_kernel), outside_dynamo(trace.see_lift))
+        core.reads_by([], outside_dynamo(lengths.see_kernel), outside_dynamo(trace.see_lift))
     assert stops and all(torch.equal(f(torch.ones(3)), torch.full((2,), 2.0)) for _ in range(4))
 
 
