@@ -29,7 +29,7 @@ from ..data import Seen
 from ..run.observe import asks_on, note_reason
 from ..run.taps import tap_calls
 from ..words import errors
-from ..words.private import outside_dynamo
+from ..words.private import READS_STATE, outside_dynamo
 from .code import LIBRARIES, code_reads, family, is_ambient, is_compiled, is_read
 from .places import is_random
 
@@ -69,11 +69,12 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
 
 
 def code_of_function(started: set[types.CodeType | None], imported: set[str]) -> set[types.CodeType | None]:
-    """The code among this that is the function's, with its inner code: not that of libraries, nor of modules that were
-    just imported, nor that of who is told of garbage collections. None in it: some was not seen."""
+    """The code among this that is the function's, with its inner code: not that of libraries (but what reads a state),
+    nor of modules that were just imported, nor that of who is told of garbage collections. None: some was not seen."""
     collecting = collectors()
     mine = [c for c in list(started) if c is not None]  # a list: other threads' last events may still come
-    mine = [c for c in mine if (is_read(c) and c not in collecting and c.co_filename not in imported) or is_compiled(c)]
+    others = {*collecting, *(c for c in mine if c.co_filename in imported)}
+    mine = [c for c in mine if (is_read(c) and c not in others) or is_compiled(c) or c in READS_STATE]
     return {inner for c in mine for inner in family(c)} | ({None} & started)
 
 

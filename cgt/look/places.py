@@ -48,7 +48,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from ..data import maker_of
 from ..run.taps import is_reader
-from ..words import wrappers
+from ..words import private, wrappers
 from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is_sharded_module, knows_sharding
 from . import blinds
 from .bytecode import ENTRY
@@ -155,7 +155,9 @@ def collector_off() -> list[tuple[Callable[[], object], Callable[[], object]]]:
 
 def look_everywhere(walk, function, roots, arguments, most):
     walk.names.update(dict.fromkeys(ALWAYS_READ))
-    for code in sorted(walk.ran or (), key=lambda code: (code.co_filename, code.co_firstlineno)):
+    for code in sorted(
+        (walk.ran or set()) - private.READS_STATE, key=lambda code: (code.co_filename, code.co_firstlineno)
+    ):
         read_code(walk, code)
     visit(walk, function, function.__name__ if type(function) is types.FunctionType else "self")
     for path, thing in roots:
@@ -764,7 +766,8 @@ def walk_sharded(walk, one, path):
 
 def walk_optimizer(walk, optimizer, path):
     own = dict_of(optimizer) or {}
-    for field in ("param_groups", "state"):  # load_state_dict replaces both
+    reads_state = walk.ran is None or not private.READS_STATE.isdisjoint(walk.ran)
+    for field in ("param_groups", "state") if reads_state else ("param_groups",):  # load_state_dict replaces both
         if field in own:
             add_and_visit(walk, DICT_ITEM, own, field, own[field], f"{path}.{field}")
     walk_hooks(walk, own, OPTIMIZER_HOOKS, path)

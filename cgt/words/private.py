@@ -73,6 +73,12 @@ CAPTURE_CHECKS = frozenset(
 )
 
 
+# Code that reads an optimizer's state: what is around each step, and what asks for all of it.
+ASK_ALL = ("state_dict", "load_state_dict", "__getstate__")
+READS_STATE = {inspect.unwrap(getattr(torch.optim.Optimizer, name)).__code__ for name in ASK_ALL}
+READS_STATE.add(torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__)  # type: ignore[attr-defined]
+
+
 # What taps.py replaces, as (owner, name), and what it needs for that.
 
 

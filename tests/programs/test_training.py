@@ -2,6 +2,8 @@
 for bit those of an eager twin."""
 
 import copy
+import functools
+import operator
 
 import pytest
 import torch
@@ -657,3 +659,72 @@ def test_step_of_an_optimizer_behind_a_scheduler(device):
         assert p.tolist() == [-(0.5**k)] * 3
         scheduler.step()
     assert cgt.stats(step).replays >= 5, cgt.explain(step)
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_closure_that_lbfgs_calls(device, search):
+    """Its state changes between any two calls, and the closure, which clears gradients alone, reads nothing of it."""
+
+    def train(wrap):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)).to(device)
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, line_search_fn=search)
+        x, y = torch.randn(16, 6, device=device), torch.randn(16, 1, device=device)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        f = wrap(closure)
+        return f, [optimizer.step(f).item() for _ in range(8)], [p.detach() for p in model.parameters()]
+
+    (_, want, params), (f, got, mine) = train(identity), train(cgt.jit)
+    assert got == want and all(map(torch.equal, mine, params))
+    s = cgt.stats(f)
+    assert s.calls >= 32 and s.records <= 2 and s.replays >= s.calls - 4, cgt.explain(f)
+
+
+STEPS = {
+    "named": lambda optimizer: lambda: optimizer.step(),
+    "bound": lambda optimizer: (lambda step: lambda: step())(optimizer.step),
+    "the method itself": lambda optimizer: optimizer.step,
+    "partial": lambda optimizer: functools.partial(optimizer.step),
+    "of the class": lambda optimizer: (lambda step: lambda: step(optimizer))(type(optimizer).step),
+    "by name": lambda optimizer: lambda: getattr(optimizer, "step")(),  # noqa: B009
+    "by a caller": lambda optimizer: (lambda call: lambda: call(optimizer))(operator.methodcaller("step")),
+    "behind a scheduler": lambda optimizer: (torch.optim.lr_scheduler.ConstantLR(optimizer, 1), lambda: optimizer.step())[1],
+    "read": lambda optimizer: lambda: next(iter(optimizer.state.values()))["momentum_buffer"].mul_(0.5) if optimizer.state else None,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_state_of_an_optimizer_that_is_replaced_between_calls(device, name):
+    """However the step is come by, what it reads is guarded."""
+
+    def train(wrap):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        step = STEPS[name](optimizer)
+
+        def work(x):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            step()
+
+        f, found = wrap(work), []
+        for k, (x, _) in enumerate(batches(device, 20)):
+            if k in (8, 13):
+                for p, state in optimizer.state.items():
+                    state["momentum_buffer"] = torch.full_like(p, k / 10)
+            f(x)
+            found += [p.detach().clone() for p in model.parameters()]
+            if name == "read":
+                optimizer.step()
+        return f, found
+
+    (_, want), (f, got) = train(identity), train(cgt.jit)
+    assert all(map(torch.equal, got, want))
+    assert cgt.stats(f).replays >= 10, cgt.explain(f)
