@@ -142,11 +142,12 @@ def is_dynamic(call: Any) -> bool:
 
 def brings_to_gpu(call: Any) -> bool:
     """Does an op in a capture need memory of the host's on the GPU? A number is an argument of a kernel, mostly; where
-    a mask says what it replaces, too (PyTorch fills then, and else counts the mask's elements); and what has to do with
-    the host alone runs there and then."""
+    a mask says what it replaces, too (PyTorch fills then, and else counts the mask's elements); lengths of packed
+    sequences are read there; and what has to do with the host alone runs there and then."""
     fills_in = call.facts.packet in INDEX_PUT and any(t.dtype == torch.bool for t in call.inputs[1:-1])
     moves = call.facts.moves and not fills_in
-    return not is_hosts(call) and any(t.dim() or moves for t in call.inputs if not t.is_cuda)
+    from_host = call.facts.packet not in DYNAMIC and not is_hosts(call)
+    return from_host and any(t.dim() or moves for t in call.inputs if not t.is_cuda)
 
 
 def is_hosts(call: Any) -> bool:
