@@ -278,7 +278,7 @@ cdef struct Slot:               # the rest
     id_t beside
     int32_t whole               # it begins its storage, as when it was recorded
     int32_t follows             # its tensor, which is owned, is what a place holds
-    char value[16]              # VALUE only: itemsize bytes
+    id_t value                  # VALUE only: where its bytes are among the node's dims
 
 cdef struct Out:
     int32_t kind                # OutKind

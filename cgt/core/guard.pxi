@@ -55,7 +55,7 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
     elif g.binding == TWIN:
         if p != tensor_at(slot_tensor(t, n, s.copy, leaves), g.itemsize): return miss(MISS_POINTER, k)
     elif g.binding == VALUE:
-        if p is NULL or memcmp(p, s.value, g.itemsize) != 0: return miss(MISS_VALUE, k)
+        if p is NULL or memcmp(p, node_dim(t, n, s.value), tensor_span(x)) != 0: return miss(MISS_VALUE, k)
     if s.identity and not guard_identity(t, n, k, x, leaves): return miss(MISS_SAME, k)
     if s.follows and is_argument(t, n, x, leaves): return miss(MISS_SAME, k)
     return FITS

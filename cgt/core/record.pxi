@@ -96,6 +96,12 @@ cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
     tensor_dims(x, node_dim(t, node_row(t, n), at))
     return at
 
+cdef id_t bytes_of(Table* t, id_t n, PyObject* x) except -1:
+    """The same of x's bytes, in as many words as they take."""
+    at = part_add(t, n, DIMS, (tensor_span(x) + 7) // 8)
+    memcpy(node_dim(t, node_row(t, n), at), tensor_ptr(x), tensor_span(x))
+    return at
+
 cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins, whole)"""
     cdef Node* node = node_row(t, n)
@@ -118,7 +124,7 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     if tensor_numel(x) == 1 and g.itemsize < 16: s.align = NONE
     s.from_node = path_output(t, node.parent, x, &s.from_out) if g.binding == PINNED else NONE
     if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
-    if g.binding == VALUE: memcpy(s.value, g.ptr, g.itemsize)
+    if g.binding == VALUE: s.value = bytes_of(t, n, x)
     g.odd = s.identity or s.whole or s.from_node != NONE or s.beside != NONE \
         or not (g.binding == UNUSED or g.binding == PINNED or g.binding == REBOUND)
     if is_loose(g): node.grads_move = True

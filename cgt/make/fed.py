@@ -8,9 +8,10 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA
 
+from ..cuts import segments
 from ..data import Plan, Seen
 from ..run import observe
-from .facts import INDEXES, is_guarded, is_hosts
+from .facts import DYNAMIC, INDEXES, is_guarded, is_hosts
 
 
 def note(seen: Seen, call: Any) -> None:
@@ -35,17 +36,26 @@ def feeds(seen, call, t):
 
 
 def may_use(seen: Seen, call: Any, t: torch.Tensor) -> bool:
-    """May this op of a function on the GPU use t, which is on the host: is it a constant, a number that is compared at
-    each call, a view that others look at, or fed?"""
+    """May this op of a function on the GPU use t, which is on the host: is it a constant, compared at each call, a view
+    that others look at, or fed?"""
     sid, facts = core.storage_id(t), call.facts
     if sid in seen.constants.memory or (facts.views and not call.written and sid not in seen.made):
         return True
-    number, fed = t.dim() == 0 and sid not in seen.made, sid in seen.copied.swaps
+    number, fed = sid not in seen.made and is_compared(seen, call, t), sid in seen.copied.swaps
     if number and not facts.copies:
         seen.host.numbers.add(sid)
     if fed or not number or (facts.copies and not is_guarded(seen, t)):
         return feeds(seen, call, t) and (fed or not seen.run.recording)
     return True
+
+
+def is_compared(seen, call, t):
+    """Is it a number, or are these whole ones for the host (lengths), in a tensor that is short enough to be compared?"""
+    if t.dim() and (t.is_floating_point() or t.is_complex() or not (is_hosts(call) or call.facts.packet in DYNAMIC)):
+        return False
+    given = seen.run.plan.tensors if seen.run.plan is not None else ()
+    mine = [x for x in given if core.is_plain(x) and core.storage_id(x) == core.storage_id(t)]
+    return all(core.span(x) <= segments.VALUE_BYTES for x in mine)
 
 
 def is_view(seen: Seen, call: Any) -> bool:

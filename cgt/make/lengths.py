@@ -30,13 +30,14 @@ def see_kernel(name: str) -> None:
 
 def see_packed(seen: Seen, plain: Callable, owner: object, name: str, args: tuple, kwargs: dict) -> Any:
     """A function whose second argument, where that is of whole numbers, are the lengths of a packed sequence."""
-    lengths = args[1] if len(args) > 1 else None
+    lengths: Any = args[1] if len(args) > 1 else None
     packed = not seen.inside and isinstance(lengths, torch.Tensor) and not lengths.is_floating_point()
     values = unknown(seen, lengths) if packed else None
     if values is None:
         return plain(*args, **kwargs)  # which is refused, where it is packed
     if values:
         segments.read(seen, values)
+    observe.touch(seen, lengths)  # no op may do it
     seen.reads.behind.append(f"aten::{name}.data" if name in RECURRENT else f"aten::{name}")
     try:
         result = plain(*args, **kwargs)

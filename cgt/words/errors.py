@@ -90,8 +90,8 @@ read_behind = says("""107: {op} at {line} reads values where no replay could rep
     instead of torch.tensor of tensors), give lengths as Python numbers, or compute it outside.""")
 memory_read = says("""108: Tensor.{name} at {line} hands out a tensor's memory behind PyTorch's back. Call it outside
     the jitted function, on the result.""")
-number_on_host = says("""109: {path} is a CPU tensor with one number, which differs at each call. Pass the number as
-    Python has it (one recording covers all its values), or in a tensor on the GPU.""")
+number_on_host = says("""109: {path} is a CPU tensor whose numbers differ at each call. Pass a number as Python has it
+    (one recording covers all its values), or the tensor on the GPU.""")
 number_decides = says("""110: {path} is used for more than arithmetic and operations ({line}), so each of its values
     needs a recording. Pass it as a tensor, or only compute with it.""")
 number_raised = says("""111: the function raised {text} when a stand-in was passed for a number, so each value needs a

@@ -692,6 +692,20 @@ def test_closed_over_scalar_on_the_cpu_never_goes_stale(device):
     assert cgt.stats(f).replays >= 3 and cgt.stats(f).eager == 0
 
 
+@pytest.mark.parametrize("n", [3, 5000])
+@pytest.mark.parametrize("function", [lambda x, few: x * few[1], lambda x, few: x * few.amax()])
+def test_one_of_several_numbers_on_the_cpu_never_goes_stale(device, function, n):
+    """They are compared, all of them, where they are few."""
+    x, few = numbers(device, 8), torch.arange(n) % 3
+    f = cgt.jit(function)
+    for value in (2, 2, 2, 3, 3, 2, 2, 5):
+        few[1] = value
+        assert torch.equal(f(x, few), function(x, few))
+        assert torch.equal(f(x, few.clone()), function(x, few))
+    s = cgt.stats(f)
+    assert s.replays >= 8 or (device.type == "cuda" and n == 5000 and s.reasons), cgt.explain(f)
+
+
 # --- from one function to the next ------------------------------------------------------------
 
 
