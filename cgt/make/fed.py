@@ -50,7 +50,7 @@ def may_use(seen: Seen, call: Any, t: torch.Tensor) -> bool:
 
 
 def is_compared(seen, call, t):
-    """Is it a number, or are these whole ones for the host (lengths), in a tensor that is short enough to be compared?"""
+    """Is it a number, or whole ones for the host (lengths), in a tensor that is short enough to be compared?"""
     if t.dim() and (t.is_floating_point() or t.is_complex() or not (is_hosts(call) or call.facts.packet in DYNAMIC)):
         return False
     given = seen.run.plan.tensors if seen.run.plan is not None else ()
