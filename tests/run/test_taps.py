@@ -186,7 +186,8 @@ def test_what_reads_values_behind_the_dispatcher_is_never_baked(device, name):
             want = function(make(k))
             assert torch.equal(f(make(k)), want), k
     s = cgt.stats(f)
-    if name in ("pad_packed", "lstm of packed"):  # the lengths are read before, as values
+    # The lengths are read before, as values. (A layer asks them for a number, which a function on the GPU may not.)
+    if name == "pad_packed" or (name == "lstm of packed" and device.type == "cpu"):
         assert s.replays == 4 and s.records == 3, cgt.explain(f)
     else:
         assert s.replays == 0 and s.eager > 4 and s.reasons, cgt.explain(f)
