@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from helpers import AUDITS_BY_DEFAULT
 from torch.utils import _pytree
 
 import cgt
@@ -37,11 +38,12 @@ def check(f, device, replays):
         assert cgt.stats(f).replays == 0 and any("zeros of autograd's" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
 
 
+@pytest.mark.parametrize("audit", [None, AUDITS_BY_DEFAULT])
 @pytest.mark.parametrize("what", FORWARD_MODE)
-def test_forward_mode_inside_replays(device, what):
+def test_forward_mode_inside_replays(device, what, audit):
     w = torch.tensor(W, device=device, requires_grad=True)
     function = functools.partial(FORWARD_MODE[what], w=w)
-    f = cgt.jit(function)
+    f = cgt.jit(function, audit=audit)
     for k in range(8):
         x, v = torch.tensor([0.1, -0.7, 0.4], device=device) * k, torch.tensor([1.0, k, -2.0], device=device)
         want, got = _pytree.tree_leaves(function(x, v)), _pytree.tree_leaves(f(x, v))

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from helpers import counts, square_values, tells, values
+from helpers import AUDITS_BY_DEFAULT, counts, square_values, tells, values
 
 # isort: split
 import cgt_core as core
@@ -215,8 +215,9 @@ def test_subclass_that_changes_no_op_is_recorded(device):
     assert counts(f) == (1, 1, 2, 0)
 
 
-def test_gradient_of_zeros_without_memory(device):
-    f = cgt.jit(torch.sgn)
+@pytest.mark.parametrize("audit", [None, AUDITS_BY_DEFAULT])
+def test_gradient_of_zeros_without_memory(device, audit):
+    f = cgt.jit(torch.sgn, audit=audit)
     for k in range(8):
         x = values(device, seed=k).requires_grad_()
         assert torch.equal(torch.autograd.grad(f(x).sum(), x)[0], torch.zeros_like(x))

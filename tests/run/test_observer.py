@@ -12,7 +12,7 @@ import torch  # before the core, whose libraries are torch's
 # isort: split
 import cgt_core as core
 import pytest
-from helpers import counts, values
+from helpers import counts, not_audited, values
 from torch.utils._python_dispatch import TorchDispatchMode
 from wild import KeptArgument
 
@@ -302,6 +302,7 @@ def heard():
         api.PyThreadState_EnterTracing(thread)
 
 
+@not_audited("ops are noted, too")
 def test_an_op_that_needs_no_mechanism_enters_few_functions(device, monkeypatch):
     """In a first run and in a recording: who follows an op through the source stops at each of these."""
     see_op, entered, x = ops.see_op, [], values(device)
