@@ -1,5 +1,5 @@
 # make demo    the tutorial, then a small transformer: what was warmed, recorded and replayed
-# make test    lint, the suite on the checked build, what the build matters for on the release build
+# make test    lint, the suite on the checked build; on the release build, audited as programs are, what the build matters for
 # make audit   the suite once more, each replay compared with eager
 # make sanitize  the core's tests under AddressSanitizer, then threads under ThreadSanitizer; SECONDS=600 of these
 # make bench   ratios to floors measured in the same run
@@ -54,7 +54,7 @@ test: lint
 	CGT_DEBUG=1 $(PY) $(BUILD)
 	$(PY) -m pytest $(WORKERS) --ignore=tests/project || { status=$$?; $(PY) $(BUILD); exit $$status; }
 	$(PY) $(BUILD)
-	$(PY) -m pytest $(WORKERS) $(RELEASE)
+	CGT_AUDIT=first:2,doubling:1 $(PY) -m pytest $(WORKERS) $(RELEASE)    # as programs have it
 
 audit: ext
 	CGT_AUDIT=every:1 $(PY) -m pytest $(WORKERS)

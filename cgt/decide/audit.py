@@ -26,7 +26,7 @@ from cgt_core import APPENDS, REBOUND
 from ..data import LIVE_NUMBER, Audits, Call, Draft, Seen, State
 from ..look import containers, impure, places
 from ..make import autograd, islands, probes, trace
-from ..make.plan import flattened, leaves_of, reach_generators
+from ..make.plan import flattened, leaves_of, reach_generators, runs_compiled
 from ..run.devices import one_thread
 from ..run.observe import buffer_for, fill, observe, warn
 from ..run.taps import threads_beside
@@ -111,8 +111,8 @@ def compare(
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
     give_back(scope, before)
-    # torch.cond and cgt.tap ask whether somebody looks at the function's ops.
-    asks = bool(state.keep[node].forks) or any(row[1] is probes.TAPPED for row in scope.places)
+    # torch.cond and cgt.tap ask whether somebody looks at the function's ops; Dynamo would compile once more.
+    asks = any((state.keep[node].forks, runs_compiled(state), *(row[1] is probes.TAPPED for row in scope.places)))
     observed = not audits.doubling or asks
     seen, theirs, raised = run_eagerly(reading(call, scope.spent, copies), answers, observed)
     state.audited += 1

@@ -282,7 +282,7 @@ def learn_code(state: State, ran: set[types.CodeType]) -> list[types.CodeType]:
     return fresh
 
 
-def runs_compiled(state):
+def runs_compiled(state: State) -> bool:
     """Does Dynamo run other, unseen code in place of some of the function's? Then all counts that could run."""
     return any(map(code.is_compiled, state.ran))
 

@@ -15,7 +15,7 @@ import cgt_core as core
 import pytest
 import torch._inductor.config
 import torch.nn.functional as F
-from helpers import not_audited
+from helpers import AUDITS_BY_DEFAULT, not_audited
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -195,7 +195,8 @@ def test_fullgraph_inside(device):
     assert_replays(f)
 
 
-def test_graph_break_inside(device):
+@pytest.mark.parametrize("audit", [None, AUDITS_BY_DEFAULT])
+def test_graph_break_inside(device, audit):
     """Dynamo comes back for frames below the break: those of cgt's own modes are none of its business."""
     backend, graphs = counting()
 
@@ -206,10 +207,10 @@ def test_graph_break_inside(device):
 
     g = torch.compile(g, backend=backend)
     x = torch.randn(8, device=device)
-    f = cgt.jit(lambda x: g(x) + 1)
+    f = cgt.jit(lambda x: g(x) + 1, audit=audit)
     assert_equal(outcomes(f, x), [x.sin().cos() + 1] * N)
     assert_replays(f)
-    assert len(graphs) == 2
+    assert len(graphs) == 2, "an audit compiles nothing once more"
 
 
 def test_host_read_inside(device):
