@@ -361,15 +361,15 @@ def test_a_result_outlives_its_function(device):
 
 def test_stats_without_a_function_sum_over_all(device):
     f, g = cgt.jit(lambda x: x + 1), cgt.jit(lambda x: float(x.add_(0).sum()) + 1)
-    x = values(device)
+    x, others = values(device), cgt.stats()  # another test's functions may wait for the garbage collector
     calls(f, 4, x)
     calls(g, 3, x)
     one, two, total = cgt.stats(f), cgt.stats(g), cgt.stats()
     for name in one._fields:
         if name not in ("reasons", "pool_bytes", "seconds", "backward"):  # one pool serves all functions of a device
-            assert getattr(total, name) == getattr(one, name) + getattr(two, name), name
-    assert total.seconds["warm"] == one.seconds["warm"] + two.seconds["warm"] > 0
-    assert total.calls == 7 and total.reasons == {**one.reasons, **two.reasons} != {}
+            assert getattr(total, name) - getattr(others, name) == getattr(one, name) + getattr(two, name), name
+    assert total.seconds["warm"] - others.seconds["warm"] == pytest.approx(one.seconds["warm"] + two.seconds["warm"])
+    assert one.calls + two.calls == 7 and total.reasons.items() >= {**one.reasons, **two.reasons}.items() != {}.items()
 
 
 def test_stats_are_a_named_tuple_with_every_counter(device):
