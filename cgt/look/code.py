@@ -20,6 +20,7 @@ import torch
 import typing_extensions
 
 from ..words import options
+from ..words.private import READS_STATE
 from . import bytecode as b
 
 KEPT = 1 << 14  # code objects of which it is remembered what they read
@@ -87,7 +88,7 @@ def that_reads_more(fresh: set[types.CodeType], known: set[types.CodeType]) -> l
     def is_more(code):
         reads, is_torchs = code_reads(code), code.co_filename.startswith(BEARERS)
         own = not is_torchs and (reads.globals or reads.cells or reads.imports)
-        return own or not (reads.names.keys() <= names and reads.probed.keys() <= probed)
+        return code in READS_STATE or own or not (reads.names.keys() <= names and reads.probed.keys() <= probed)
 
     return list(filter(is_more, fresh - known))
 
@@ -106,6 +107,8 @@ class Reads(NamedTuple):
 @functools.lru_cache(KEPT)
 def code_reads(code: types.CodeType) -> Reads:
     reads, texts = Reads({}, {}, {}, {}, {}, {}), []
+    if code in READS_STATE:  # torch's: that it ran counts (places.walk_optimizer), its names are looked for nowhere
+        return reads
     for step in b.steps_of(code):
         field = FIELDS.get((step.does, step.where))
         if field is not None:

@@ -69,8 +69,9 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
 
 
 def code_of_function(started: set[types.CodeType | None], imported: set[str]) -> set[types.CodeType | None]:
-    """The code among this that is the function's, with its inner code: not that of libraries (but what reads a state),
-    nor of modules that were just imported, nor that of who is told of garbage collections. None: some was not seen."""
+    """The code among this that is the function's, with its inner code: not that of libraries (but for what reads the
+    state of optimizers), nor of modules that were just imported, nor that of who is told of garbage collections. None
+    in it: some was not seen."""
     collecting = collectors()
     mine = [c for c in list(started) if c is not None]  # a list: other threads' last events may still come
     others = {*collecting, *(c for c in mine if c.co_filename in imported)}

@@ -155,9 +155,7 @@ def collector_off() -> list[tuple[Callable[[], object], Callable[[], object]]]:
 
 def look_everywhere(walk, function, roots, arguments, most):
     walk.names.update(dict.fromkeys(ALWAYS_READ))
-    for code in sorted(
-        (walk.ran or set()) - private.READS_STATE, key=lambda code: (code.co_filename, code.co_firstlineno)
-    ):
+    for code in sorted(walk.ran or (), key=lambda code: (code.co_filename, code.co_firstlineno)):
         read_code(walk, code)
     visit(walk, function, function.__name__ if type(function) is types.FunctionType else "self")
     for path, thing in roots:

@@ -113,9 +113,7 @@ def find_kept_view(plan, seen, draft):
     """The path of an argument of which somebody kept a view beside the result, or None: at another call it would be a
     view of the recorded call's. (PyTorch keeps some in a result that is a view of theirs, as in `z.mH`.)"""
     flat = plan.flat
-    bases = {
-        id(base): base for base in [t._base for t in draft.out.tensors] if base is not None
-    }  # autograd's, of views
+    bases = {id(base): base for t in draft.out.tensors if (base := t._base) is not None}  # autograd's, of views
     known = {*bases, *map(id, (*plan.tensors, *draft.out.tensors))}
     path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
     kept = lasting(seen, lambda: [

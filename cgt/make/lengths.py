@@ -29,7 +29,7 @@ def see_kernel(name: str) -> None:
 
 
 def see_packed(seen: Seen, plain: Callable, owner: object, name: str, args: tuple, kwargs: dict) -> Any:
-    """A function whose second argument, where that is of whole numbers, are the lengths of a packed sequence."""
+    """A function of torch._VF. Its second argument, where that holds whole numbers, is a packed sequence's lengths."""
     lengths: Any = args[1] if len(args) > 1 else None
     packed = not seen.inside and isinstance(lengths, torch.Tensor) and not lengths.is_floating_point()
     values = unknown(seen, lengths) if packed else None
@@ -37,7 +37,7 @@ def see_packed(seen: Seen, plain: Callable, owner: object, name: str, args: tupl
         return plain(*args, **kwargs)  # which is refused, where it is packed
     if values:
         segments.read(seen, values)
-    observe.touch(seen, lengths)  # no op may do it
+    observe.touch(seen, lengths)  # no op may have read them, and replays compare what was touched
     seen.reads.behind.append(f"aten::{name}.data" if name in RECURRENT else f"aten::{name}")
     try:
         result = plain(*args, **kwargs)

@@ -162,9 +162,8 @@ def explain_state(state: State) -> str:
         lines.append(f"  not compared with eager: {state.unaudited}")
     if s.rescues:
         lines.append(f"  {describe_rescues(s)}")
-    backwards = [getattr(site, ATTRIBUTE) for site in backwards_of(state)]
-    for one in (backward for backward in backwards if stats_of([backward]).calls):
-        lines.extend("  " + line for line in explain_state(one).splitlines())
+    for one in (getattr(site, ATTRIBUTE) for site in backwards_of(state)):
+        lines.extend("  " + line for line in (explain_state(one).splitlines() if core.fn_counts(one.f)[0] else ()))
     for text in state.learnt.unguarded[: options.EXPLAIN_ITEMS]:
         lines.append(f"  not guarded: {text}")
     return "\n".join(lines)

@@ -728,3 +728,31 @@ def test_state_of_an_optimizer_that_is_replaced_between_calls(device, name):
     (_, want), (f, got) = train(identity), train(cgt.jit)
     assert all(map(torch.equal, got, want))
     assert cgt.stats(f).replays >= 10, cgt.explain(f)
+
+
+class Late:
+    """A method that runs first behind a step, and names what code around steps of torch's names, too."""
+
+    def __init__(self, device):
+        torch.manual_seed(0)
+        self.model, self.on, self.profiler = nn.Linear(6, 3).to(device), False, 1.0
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def late(self, x):
+        return x * self.profiler
+
+    def step(self, x):
+        self.optimizer.zero_grad()
+        self.model(x).square().mean().backward()
+        self.optimizer.step()
+        late = self.late if self.on else None
+        return late(x) if late else x * 1
+
+
+def test_names_of_code_around_steps_are_no_names_that_were_looked_for(device):
+    mine, x = Late(device), torch.ones(2, 6, device=device)
+    f = cgt.jit(mine.step)
+    for k in range(14):
+        mine.on, mine.profiler = k >= 5, 3.0 if k >= 10 else 1.0
+        assert torch.equal(f(x), x * mine.profiler), k
+    assert cgt.stats(f).replays >= 6, cgt.explain(f)
