@@ -103,7 +103,7 @@ class Moving(NamedTuple):
 
     pointers: dict  # path of an argument, or of what it reaches -> its last address
     swaps: dict  # of these, those that move, and are copied -> (how often soon after the last time, in which call last)
-    written: set  # those that the function writes
+    written: set  # those that the function writes; None: a tensor that has no path
     fixed: set  # those of which somebody may have the address
     untold: set  # those that are copied: a recording that was told where they lie was not what eager is
     followed: set  # of places in which other tensors came
@@ -216,7 +216,7 @@ class Kept(NamedTuple):
     place_paths: list
     followable: dict  # path of a place that could be followed, or of a tensor in a tuple there -> is it?
     grads: list  # of GradRow
-    loose: list  # aliases of memory that it reads and nothing of the above names
+    loose: list  # (alias of memory that it reads and nothing of the above names, all of that if it is written or None)
     advances: list  # what replays do to places, as text
     numbers: Any  # of live.Told
     seconds: tuple  # per phase of making it

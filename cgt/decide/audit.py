@@ -273,6 +273,7 @@ def tensors_of(call, nodes):
         for path, slot, t in zip(paths, slots, found, strict=True):
             if t is not None:
                 tensors[id(t)] = path, t, slot.written or (id(t) in tensors and tensors[id(t)][2])
+        tensors.update((id(t), (UNFOLLOWED, t, True)) for _, t in call.state.keep[n].loose if t is not None)
     changed = {core.storage_id(t) for _, t, written in tensors.values() if written}
     return [(path, t, core.storage_id(t) in changed) for path, t, _ in tensors.values()]
 
@@ -289,6 +290,7 @@ def filled_by(kept):
     return appended + [row[WANT] for row in rows if type(row[WANT]) in containers.NO_PLACES]
 
 
+UNFOLLOWED = "a tensor that cgt cannot follow"
 WANT = 4  # in the row of a place: what it held when the call was recorded
 MOST_TOLD = 3  # sentences on what is not guarded, in a warning
 COPIES = 3  # of what a recording writes, at most at once
@@ -578,9 +580,11 @@ EXACT = Audits(0, 0)
 REBINDS = 5  # in fn_counts
 
 
-def changes(seen: Seen, draft: Draft) -> bool:
-    """Does it do more than to return results?"""
-    return bool(draft.effects or seen.random or seen.reads.values or seen.cuts.islands or seen.acts or seen.own)
+def changes(seen: Seen, draft: Draft, loose: list) -> bool:
+    """Does it do more than to return results? `loose`: of Kept."""
+    hidden = any(written is not None for _, written in loose)
+    acts = seen.random or seen.reads.values or seen.cuts.islands or seen.acts or seen.own
+    return bool(hidden or draft.effects or acts)
 
 
 def doubt(state: State, node: int) -> None:

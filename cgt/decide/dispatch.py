@@ -507,7 +507,7 @@ def add_node(call, plan, seen, draft):
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose,
         moving.told(plan, code_of(state)), live.told(seen.live, plan.places), core.record_seconds(),
         seen.reads.values, seen.cuts.forks, islands.told(seen), seen.run.ops, seen.trail, frozenset(seen.copied.told),
-        audit.changes(seen, draft), seen.random, plan.changed,
+        audit.changes(seen, draft, loose), seen.random, plan.changed,
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, state.keep, kept, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
@@ -515,7 +515,7 @@ def add_node(call, plan, seen, draft):
         live.rows_of(seen.live, row_at, index), segments.undo_rows(seen), draft.keeps_grads,
     )  # fmt: skip
     if graph is not None:
-        graph.loose.extend(loose + seen.generators.dropout)
+        graph.loose.extend([t for t, _ in loose] + seen.generators.dropout)
     islands.settle(seen, plan)
     for buffer in seen.generators.dropout:
         core.node_draws(node, plan.device, buffer)

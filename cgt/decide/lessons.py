@@ -58,7 +58,8 @@ def vet_back(state: State, plan: Plan, seen: Seen) -> str | None:
 def vet_loose(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if other threads ran ops while this one read memory to which nothing leads: one of them may make it
     anew at each call. What the recording before this one met lasts (a cache's)."""
-    loose = {core.storage_id(t): core.storage_name(t) for t in describe.loose_in(plan, seen)} if seen.elsewhere else {}
+    found = describe.loose_in(plan, seen) if seen.elsewhere else []
+    loose = {core.storage_id(t): core.storage_name(t) for t, _ in found}
     known = state.learnt.moves.loose
     if loose.keys() <= known.keys():
         return None

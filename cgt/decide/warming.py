@@ -115,6 +115,8 @@ def note_tensors(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tens
     """Remember where each argument was, and what the function reaches, and which of them it writes."""
     remember(state, asks_which=state.learnt.asks_which or seen.asks_which)
     named = list(named)
+    if seen.written - seen.made.keys() - {core.storage_id(t) for _, t in named}:
+        state.learnt.moves.written.add(None)
     for path, tensor in named:
         state.learnt.moves.pointers[path], sid = core.address(tensor), core.storage_id(tensor)
         if sid in seen.written or sid in seen.raw:

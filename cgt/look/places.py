@@ -760,6 +760,9 @@ def walk_sharded(walk, one, path):
         add(walk, DICT_ITEM, own, name, own[name], f"{path}.{name}")
         if not is_parameter and not issubclass(type(own[name]), (torch.Tensor, torch.nn.Module, tuple)):
             visit(walk, own[name], f"{path}.{name}", at_place=True)
+    whole = own.get(private.UNSHARDED) if is_parameter else None
+    if whole is not None:  # a step without exchange leaves its gradient there
+        add_and_visit(walk, ATTR, whole, "grad", whole.grad, f"{path}.{private.UNSHARDED}.grad")
 
 
 def walk_optimizer(walk, optimizer, path):

@@ -246,13 +246,20 @@ def begin_to_require(plan):
     return [k for k, t in mine if t.is_leaf and core.is_plain(t)]
 
 
-def loose_in(plan: Plan, seen: Seen) -> list[torch.Tensor]:
-    """Aliases of memory that the run read, and neither argument nor place leads to."""
+def loose_in(plan: Plan, seen: Seen) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """[(alias of memory that the run read, and neither argument nor place leads to, all of that if it is written)]."""
     mine = (*plan.tensors, *seen.generators.dropout)  # the latter is guarded by itself
     known = set(map(core.storage_id, mine)).union(seen.copied.buffers, seen.made)
     # It gathers these itself.
     known.update(core.storage_id(t) for _, one in plan.found.sharded if not is_gathered(one) for t in gathered_in(one))
-    return [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
+    loose = [(sid, core.alias(t)) for sid, t in seen.touched.items() if sid not in known]
+    return [(t, all_of(t) if sid in seen.written else None) for sid, t in loose]
+
+
+def all_of(t):
+    if not core.is_plain(t) or t._is_zerotensor():
+        return t
+    return t.as_strided((core.storage_bytes(t) // t.element_size(),), (1,), 0)
 
 
 def copied_with(plan, seen):

@@ -140,6 +140,7 @@ SHARDED_KINDS = frozenset((
     (_FSDP + "param_group", "FSDPCommContext"), SHARDED_PARAMETER,
 ))  # fmt: skip
 SHARDED_FIELDS = ("sharded_state", "sharded_param", "unsharded_accumulated_grad")
+UNSHARDED = "_unsharded_param"  # all of it, once it was gathered: what a forward uses
 
 
 def is_sharded_module(cls: type) -> bool:

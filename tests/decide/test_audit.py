@@ -9,6 +9,7 @@ import random
 import threading
 import time
 import warnings
+import weakref
 
 import cgt_core as core
 import numpy
@@ -60,6 +61,67 @@ class Model:
         tensors = [*self.net.state_dict().values(), *self.losses, self.state]
         steps = [(s["step"].item(), s["step"]._version) for s in self.optimizer.state.values()]
         return [t.tolist() for t in tensors], [p.grad.tolist() for p in self.net.parameters()], steps, self.calls
+
+
+def first_of_a_set(t):
+    known = {t}
+    return lambda: next(iter(known))
+
+
+def first_of_a_deque(t):
+    known = collections.deque([t])
+    return lambda: known[0]
+
+
+def view_of_it(t):
+    return first_of_a_set(t[1:].t())
+
+
+HIDDEN = {"set": first_of_a_set, "deque": first_of_a_deque, "weak reference": weakref.ref, "view": view_of_it}
+AROUND = {
+    "alone": lambda x: x + 1,
+    "then decides": lambda x: x + 1 if x.sum() > 0 else x - 1,
+    "then computes": lambda x: x * (x.sum().item() % 5),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_what_is_written_to_tensors_that_cannot_be_followed_is_written_once(device, hidden, around):
+    """Neither argument nor place leads there: the memory itself is put back before eager runs."""
+    there, want = values(device, 4, 3), values(device, 4, 3)
+    ours, theirs = HIDDEN[hidden](there), HIDDEN[hidden](want)
+
+    def call(reach, x):
+        reach()[:1].add_(x.sum()).mul_(0.5)
+        return AROUND[around](x)
+
+    f = cgt.jit(functools.partial(call, ours), audit="first:2,doubling:1")
+    for k in range(CALLS):
+        x = values(device, 3, seed=k)
+        assert torch.equal(f(x), call(theirs, x)) and torch.equal(there, want), k
+    assert cgt.stats(f).replays > CALLS // 2 and cgt.stats(f).audited >= 3, cgt.explain(f)
+
+
+def test_a_fault_in_what_is_written_there_is_found(device):
+    """The replay misses what the function adds later, for a reason that nobody sees."""
+    there, more = values(device, 4, 3), collections.deque()
+    reach = first_of_a_set(there)
+
+    def call(x):
+        reach().add_(x)
+        if more:
+            reach().add_(x)
+        return x + 1
+
+    f = cgt.jit(call, audit=EVERY)
+    for k in range(6):
+        f(values(device, 3, seed=k))
+    more.append(1)
+    want = there + 2 * values(device, 3, seed=9)
+    with pytest.warns(cgt.CgtWarning, match="a tensor that cgt cannot follow, which is written, differs in 12 of 12"):
+        f(values(device, 3, seed=9))
+    assert torch.allclose(there, want)
 
 
 @pytest.mark.parametrize("schedule", ["every:1", "first:2", "first:1,every:3"])

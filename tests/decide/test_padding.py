@@ -206,11 +206,22 @@ def noisy(box):
     return lambda x: x + torch.rand((), device=x.device) * 0
 
 
+def reaching(box):
+    """What nothing leads to."""
+    known = collections.deque([torch.zeros(2, device=box["device"])])
+
+    def function(x):
+        known[0].add_(1)
+        return x * known[0]
+
+    return function
+
+
 @tells("pad_differs")
-@pytest.mark.parametrize("make", [in_place, counting, statistics, dropping, noisy])
+@pytest.mark.parametrize("make", [in_place, counting, statistics, dropping, noisy, reaching])
 def test_functions_that_do_more_than_to_return_results_are_not_padded(device, make):
     """Not even once: what they do besides happens once a call."""
-    boxes = {}, {}
+    boxes = {"device": device}, {"device": device}
     f, plain = cgt.jit(make(boxes[0]), pad={"x": 0}), make(boxes[1])
     for k, n in enumerate([5, 7, 6, 5, 7, 3] * 3):
         mine, theirs = values(device, n, 2, seed=k), values(device, n, 2, seed=k)

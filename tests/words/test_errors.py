@@ -559,7 +559,7 @@ def test_anomaly_mode_around_calls_finds_what_it_finds_in_eager(device, whole):
         told.append(out)
     assert told[0] == told[1] and "SqrtBackward0" in told[1][7] and told[1][6] is False
     s = cgt.stats(f if whole else model)
-    assert s.replays >= 3 and errors.blocked(7) in s.reasons
+    assert s.replays >= 2 and errors.blocked(7) in s.reasons
 
 
 def test_call_in_a_functorch_transform_runs_plainly(device):

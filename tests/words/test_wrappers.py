@@ -379,7 +379,8 @@ def test_argument_that_nobody_waited_for(device, mesh):
     assert counts(f)[2] >= CALLS - 3, cgt.explain(f)
 
 
-def fully_sharded_step(device, mesh):
+def fully_sharded(device, mesh):
+    """(model, its step)"""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
@@ -393,7 +394,11 @@ def fully_sharded_step(device, mesh):
         opt.step()
         return loss.detach()
 
-    return step
+    return model, step
+
+
+def fully_sharded_step(device, mesh):
+    return fully_sharded(device, mesh)[1]
 
 
 def test_what_fully_shard_keeps_is_found(device, mesh):
@@ -415,6 +420,52 @@ def test_fully_shard_of_one_process(device, mesh):
         assert counts(f)[2] >= CALLS - 4, cgt.explain(f)
     else:
         assert counts(f)[2] == 0 and "untyped_storage" in list(cgt.stats(f).reasons)[0], cgt.explain(f)
+
+
+def test_steps_of_fully_shard_that_exchange_now_and_then(device, mesh):
+    """A step without exchange leaves its gradient where the next one adds to it."""
+    (ours, step), (theirs, want) = fully_sharded(device, mesh), fully_sharded(device, mesh)
+    f = cgt.jit(step)
+    for k in range(3 * CALLS):
+        for model in (ours, theirs):
+            model.set_requires_gradient_sync(k % 8 != 5)
+        assert same(f(values(device, seed=k)), want(values(device, seed=k))), k
+    assert counts(f)[2] >= (CALLS if device.type == "cuda" else 0), cgt.explain(f)
+
+
+def like_sharded(device):
+    """What fully_shard keeps of a parameter, without the exchange and the memory that comes and goes."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
+
+    model, one = torch.nn.Linear(3, 2, bias=False, device=device), object.__new__(FSDPParam)
+    with torch.no_grad():
+        model.weight.copy_(torch.arange(6.0).reshape(2, 3) / 6)
+    one.sharded_state, one.sharded_param, one.all_gather_outputs = ShardedState.SHARDED, model.weight, []
+    one._unsharded_param = torch.nn.Parameter(model.weight.detach().clone())
+    model.kept, model.exchanges = one, True
+
+    def step(x):
+        whole = one._unsharded_param
+        with torch.no_grad():
+            whole.copy_(model.weight)
+        (x @ whole.t()).square().mean().backward()
+        if model.exchanges:
+            with torch.no_grad():
+                model.weight.sub_(0.1 * whole.grad)
+            whole.grad = None
+        return x * 2
+
+    return model, step
+
+
+def test_gradient_of_all_of_a_sharded_parameter_is_looked_at(device):
+    (ours, step), (theirs, want) = like_sharded(device), like_sharded(device)
+    f = cgt.jit(step)
+    for k in range(3 * CALLS):
+        ours.exchanges = theirs.exchanges = k % 8 != 5
+        assert same(f(values(device, seed=k)), want(values(device, seed=k)))
+        assert torch.equal(ours.weight, theirs.weight), k
+    assert counts(f)[2] >= CALLS, cgt.explain(f)
 
 
 @tells("unknown_sharding")
