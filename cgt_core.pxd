@@ -232,6 +232,7 @@ cdef struct Node:
     CudaPool* pool              # CUDA: it lives in; host: NULL
     void* state                 # CUDA: the allocator's state after it; host: NULL
     Spread* spread              # CUDA: on which other GPUs it works, too; or NULL
+    void* wide                  # CUDA: Wide, the other form of a graph that is launched as a chain; or NULL
     int32_t n_graph_nodes
     # CUDA: of the device, that the driver took for it; it takes pieces of some MiB, and not for each
     int64_t exec_bytes
@@ -445,6 +446,8 @@ cdef struct Recording:          # the one recording under way; the lock in sites
     void* stream
     CudaPool* pool
     Spread* spread              # CUDA: on which other GPUs; or NULL
+    void* wide                  # CUDA: as of a Node
+    int32_t wide_stays          # it is launched so, and nobody measures
     id_t parent                 # what it will be a child of
     int64_t step                # the iteration it belongs to
     int64_t launches            # of its path until then

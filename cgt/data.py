@@ -540,6 +540,7 @@ class Seen:
 
     run: Run
     live: Any = None  # standins.Trace: what it does with the plan's numbers
+    spread: Any = None  # lanes.Spread: which ops run side by side
     trail: list = fresh(list)  # (op, line) of each that made or wrote something
 
     # what its mechanisms write down, each its own

@@ -436,8 +436,9 @@ cdef int cuda_vet(cu.CUgraph graph, int32_t* count) except? RAISES:
 
 cdef int capture_end(Recording* r, cu.CUgraph* graph) except? RAISES:
     """What was captured."""
-    cdef int joined = spread_meet(r.spread, r.spread_open, True, r.device, r.stream)
-    cdef int code = cu.cuStreamEndCapture(cu_stream(r.stream), graph)
+    cdef int joined = spread_meet(r.spread, r.spread_open, True, r.device, r.stream), code
+    if joined == 0: joined = lanes_join(r)
+    code = cu.cuStreamEndCapture(cu_stream(r.stream), graph)
     if code == cu.cudaError_enum.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: return code      # it goes on
     capturing_set(r, 0)
     return joined if joined else code
@@ -459,6 +460,7 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISE
         if code: return code
     code = cuda_thin(&TABLE.rec_vain)
     if code == 0: code = cuda_bound(graph, patches, n_patches)
+    if code == 0: code = lanes_chain(r, graph, not r.cuts)
     if code == 0: code = cuda_vet(graph, &n)
     r.n_graph_nodes = n + r.n_inner
     return code
@@ -477,6 +479,7 @@ cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     code = capture_end(r, &graph)
     read.graph = <void*>graph
     if code == 0: code = cuda_thin(&TABLE.rec_vain)
+    if code == 0: code = lanes_chain(r, graph, False)
     if code == 0: code = cuda_vet(graph, &n)
     if code: return code
     read.n_graph_nodes = n + r.n_inner
@@ -581,12 +584,15 @@ cdef void cuda_abort(Recording* r) noexcept:
     cdef OnDevice here = on_device(r.device)
     cdef cu.CUgraph graph = NULL
     if r.capturing:
+        lanes_join(r)
         cu.cuStreamEndCapture(cu_stream(r.stream), &graph)     # also clears an invalidated capture
         if graph is not NULL: cu.cuGraphDestroy(graph)
         capturing_set(r, 0)
     pools_end(r)
+    LANES.clear()
+    wide_free(<Wide*>r.wide)
     cuda_destroy(r.graph, r.exec, NULL, r.state)
-    r.graph = r.exec = r.state = NULL
+    r.graph = r.exec = r.state = r.wide = NULL
     spread_free(r.spread)
     r.spread = NULL
 
@@ -819,8 +825,9 @@ cdef list cuda_nodes(Recording* r, size_t first=0):
     return [<uintptr_t>nodes[k] for k in range(first, nodes.size())]
 
 cdef list cuda_streams(Recording* r):
-    """Those that are captured: its own, then those of other GPUs."""
-    return [<uintptr_t>r.stream] + [<uintptr_t>r.spread.others[k].stream for k in range(r.spread_open)]
+    """Those that are captured: where ops run now, its own or a lane, then those of other GPUs."""
+    cdef void* here = cuda_current_stream(r.device)
+    return [<uintptr_t>(here if cuda_joined(here) else r.stream)] + [<uintptr_t>r.spread.others[k].stream for k in range(r.spread_open)]
 
 cdef list cuda_mark_here(Recording* r):
     """For each of these streams: the nodes behind which its next one will stand."""

@@ -292,6 +292,7 @@ cdef void node_take(Table* t, id_t n) noexcept:
     node.pool = t.rec.pool
     node.spread = t.rec.spread
     t.rec.spread = NULL
+    node.wide = t.rec.wide
     if node.pool is not NULL: cuda_pool_count(node.pool, 1)
     node.n_graph_nodes = t.rec.n_graph_nodes
     node.exec_bytes = t.rec.exec_bytes

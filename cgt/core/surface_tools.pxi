@@ -22,6 +22,7 @@ def forget(bint recording):
                 node_read(&TABLE, node_row(&TABLE, n), k).graph = node_read(&TABLE, node_row(&TABLE, n), k).exec = NULL
             node_row(&TABLE, n).pool = node_row(&TABLE, n).state = node_row(&TABLE, n).watchdog = NULL
             node_row(&TABLE, n).spread = NULL
+            node_row(&TABLE, n).wide = NULL
     for k in range(TABLE.paths.n):
         path_row(&TABLE, k).lock = <void*>new mutex()
         path_row(&TABLE, k).owner = 0

@@ -237,6 +237,7 @@ cdef void node_free(Table* t, id_t n, bint replaced=False) noexcept:
             DRIVERS[p.driver].word_free(node_patch(t, node, k))
     DRIVERS[p.driver].destroy(node.graph, node.exec, node.pool, node.state)
     spread_free(node.spread)
+    wide_free(<Wide*>node.wide)
     outs_drop(t, n)
     node = node_row(t, n)
     for k in range(node.len[SLOTS] if node.follows else 0):

@@ -24,6 +24,7 @@ import torch
 from cgt_core import APPENDS, REBOUND
 
 from ..data import LIVE_NUMBER, Audits, Call, Draft, Seen, State
+from ..lanes import forms
 from ..look import containers, impure, places
 from ..make import autograd, islands, probes, trace
 from ..make.plan import flattened, leaves_of, reach_generators, runs_compiled
@@ -125,6 +126,9 @@ def compare(
         told = differ_results(mine, theirs, audits, seen) or differ_states(scope, after, seen, audits)
         told = told or (islands.took_other() and f"{islands.took_other()} (cgt.eager) is given other values")
     if told is None:
+        if forms.is_open(node) and raised is None and not threads_beside():
+            back = functools.partial(back_before, call, scope, before, copies)
+            forms.settle(node, back, functools.partial(is_left, mine, after))
         give_back(scope, after, ran=False)
         for t, kept in zip(mine.tensors, mine.copies, strict=True):
             put_bytes(t, kept)
@@ -149,6 +153,20 @@ def reading(call, spent, copies):
     for k, memory in zip(spent, copies, strict=True):
         args[k] = core.view_like(memory, args[k], core.address(args[k]) - core.storage_address(args[k]))
     return call._replace(args=tuple(args))
+
+
+def back_before(call, scope, before, copies):
+    """All is as it was before the call."""
+    give_back(scope, before)
+    for k, memory in zip(scope.spent, copies, strict=True):
+        core.fixed(call.args[k]).copy_(memory)
+
+
+def is_left(mine, after):
+    """Did a launch leave what the replay left?"""
+    made = zip(mine.tensors, mine.copies, strict=True)
+    written = ((one.tensor, one.bytes) for one in after.tensors if one.bytes is not None)
+    return not any(differ(as_tensor(t, kept), t, EXACT) for t, kept in (*made, *written))
 
 
 def run_eagerly(call, answers, observed):
@@ -186,9 +204,7 @@ def repeats(call, node, scope, before, copies, mine, after, audits, seen):
         return True
     at_end = take(scope)
     for _ in range(RUNS):
-        give_back(scope, before)
-        for k, memory in zip(scope.spent, copies, strict=True):
-            core.fixed(call.args[k]).copy_(memory)
+        back_before(call, scope, before, copies)
         result = core.with_paths(functools.partial(core.run_again, node, leaves_of(call.flat)))
         told = differ_results(mine, result, audits, seen)
         written = (one for one in after.tensors if one.bytes is not None)

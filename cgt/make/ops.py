@@ -13,6 +13,7 @@ from cgt_core import CUDA
 
 from ..cuts import apart, segments
 from ..data import Seen
+from ..lanes import spread
 from ..look import returns
 from ..numbers import addresses, counters, live, scalars
 from ..run import blank, constants, observe, tape
@@ -360,6 +361,7 @@ BEFORE = (
         lambda op, facts: facts.draws,
     ),
     Watcher(read_values, "the segment ends right in front of the op", op_facts.may_ask),
+    Watcher(spread.enter, "nothing but the op is launched on its lane", spread.may_go, spread.is_wanted),
 )
 
 
@@ -385,6 +387,7 @@ def run_op(seen, call):
     try:
         return core.proceed(call.instead)
     except Exception as error:
+        spread.leave(seen, None)
         apart.learn(seen, call, error)
         raise
 
@@ -526,6 +529,7 @@ BEHIND = (
     ),
     Watcher(end_draw, "the generators are as the op left them", may_draw),
     Watcher(note_fresh, "what is no input is new"),
+    Watcher(spread.leave, "what is new is its lane's", spread.may_go, spread.is_wanted),
     Watcher(note_constant, "new memory has its name"),
     Watcher(put_on_tape, "what is refused by now is on no tape", when=lambda seen: seen.run.recording),
     Watcher(mirror_written, "the tape has the op whose writes are copied", when=lambda seen: seen.copied.swaps),
