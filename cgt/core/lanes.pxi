@@ -11,6 +11,7 @@ cdef vector[void*] LANES                # those that have joined the capture und
 cdef struct Wide:                       # the other form of a graph that is launched as a chain
     void* exec                          # while both are measured; or NULL
     float us[2]                         # what a launch takes: the chain, and this one
+    bint now                            # does the graph have these edges?
     size_t n                            # edges by data
     cu.CUgraphNode* tails               # of each, and
     cu.CUgraphNode* heads
@@ -24,7 +25,7 @@ cdef void wide_free(Wide* w) noexcept:
 cdef Wide* wide_new(size_t n) except NULL:
     w = <Wide*>malloc(sizeof(Wide) + n * (2 * sizeof(cu.CUgraphNode) + sizeof(cu.CUgraphEdgeData)))
     if w is NULL: raise MemoryError()
-    w.exec, w.n, w.us[0], w.us[1] = NULL, n, 0, 0
+    w.exec, w.n, w.us[0], w.us[1], w.now = NULL, n, 0, 0, True
     w.tails = <cu.CUgraphNode*>(w + 1)
     w.heads = w.tails + n
     w.data = <cu.CUgraphEdgeData*>(w.heads + n)
@@ -81,7 +82,8 @@ cdef int graph_edges(cu.CUgraph graph, Wide* w, Nodes* nodes, bint chain) except
     """Put the edges of the one form in the place of those of the other."""
     cdef int code = 0
     cdef size_t n = nodes.size()
-    if n < 2: return 0
+    if n < 2 or chain != w.now: return 0
+    w.now = not chain
     if chain:
         if w.n: code = cu.cuGraphRemoveDependencies(graph, w.tails, w.heads, w.data, w.n)
         if code == 0: code = cu.cuGraphAddDependencies(graph, nodes.data(), nodes.data() + 1, NULL, n - 1)
@@ -140,3 +142,7 @@ cdef int timed_launch(void* exec_, void* stream, int device, float* us) except? 
     if began is not NULL: cu.cuEventDestroy(began)
     if ended is not NULL: cu.cuEventDestroy(ended)
     return code
+
+cdef object wide_facts(Wide* w):
+    """(microseconds of a launch of the chain, of the other form, was that chosen?); None: nobody measured."""
+    return None if w is NULL or not w.us[0] else (w.us[0], w.us[1], bool(w.now))

@@ -208,7 +208,7 @@ def nodes():
 SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node told")
 NodeFacts = namedtuple(
     "NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs "
-    "deads segments readouts saved back words")
+    "deads segments readouts saved back words forms")
 
 cdef inline Node* node_now(int n) noexcept:
     """Node n's row, looked up each time where objects are made in between: garbage that is collected for one, or
@@ -259,7 +259,8 @@ def node_facts(int n):
         node_now(n).fn, node_now(n).spec, node_now(n).path, node_now(n).parent, node_now(n).depth, node_now(n).children,
         node_now(n).used, node_now(n).n_replay, node_length(&TABLE, node_now(n)), tuple(slots),
         copied=copied, back=back, out_bytes=sum([nbytes for _, nbytes in outs]), exec_bytes=node_now(n).exec_bytes,
-        outs=outs, deads=node_now(n).len[DEADS], segments=segments, readouts=readouts, saved=saved, words=words)
+        outs=outs, deads=node_now(n).len[DEADS], segments=segments, readouts=readouts, saved=saved, words=words,
+        forms=wide_facts(<Wide*>node_now(n).wide))
 
 cdef bint path_enter(id_t path) except -1:
     """Hold a path, for what a call would do; False: this thread holds it already (an eager part's, a finalizer's)."""

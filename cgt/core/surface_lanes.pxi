@@ -29,11 +29,6 @@ def wide_edges(int n):
     """How many edges the other form of this node's graph has; 0: there is none, or it was chosen between them."""
     return (<Wide*>node_now(n).wide).n if node_now(n).wide is not NULL else 0
 
-def wide_us(int n):
-    """(what a launch of the chain took, and of the other form), in microseconds; None: nobody measured."""
-    if node_now(n).wide is NULL or not (<Wide*>node_now(n).wide).us[0]: return None
-    return (<Wide*>node_now(n).wide).us[0], (<Wide*>node_now(n).wide).us[1]
-
 def wide_begin(int n):
     """Make what launches the other form. The caller holds the paths."""
     check(CUDA, fault(CALL_INSTANTIATE) or wide_make(&TABLE, node_now(n)), CALL_INSTANTIATE)

@@ -3,6 +3,7 @@
 Whatever else is launched, by ops of other kinds or by nobody who is seen, goes to the recording's own stream, which
 stands behind all lanes, and which all lanes stand behind: an op that is no row here is a barrier."""
 
+import contextlib
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -25,7 +26,6 @@ class Spread(NamedTuple):
 
     lanes: clocks.Lanes
     streams: list
-    segment: int  # of the recording
     device: int
     home: int  # id of the recording's own stream
     own: list  # [the nodes behind which the recording's own stream stands]
@@ -41,7 +41,7 @@ def is_wanted(seen: Seen) -> bool:
 def may_go(op: OpOverload, facts: Any) -> bool:
     """Does it depend on its tensors alone, and launch something?"""
     known = facts.namespace == "aten" and facts.packet not in ELSEWHERE
-    return known and not (facts.views or facts.replaces or facts.reshapes)
+    return known and not (facts.replaces or facts.reshapes or (facts.views and not facts.writes))
 
 
 def enter(seen: Seen, call: Any) -> None:
@@ -64,19 +64,19 @@ def enter(seen: Seen, call: Any) -> None:
 
 def is_barrier(seen, call):
     """Is there more to it than its kernels, or does it run elsewhere: for real, between segments, in a body, on a
-    stream of the function's own?"""
+    stream of the function's own? Behind a value that was read, where memory of gradients matters, none is spread."""
     odd = call.for_real or call.apart or call.made_of is not None or call.reads or call.dynamic
-    around = call.draws or call.aside or seen.inside or seen.cuts.bodies
+    around = call.draws or call.aside or seen.inside or seen.cuts.bodies or core.segments_ran()
     return odd or around or not core.is_on_own_stream()
 
 
 def spread_of(seen):
     """The run's, with what the recording's own stream did meanwhile behind all lanes, and before what they do next."""
     now, spread = core.lane_ends(0), seen.spread
-    if spread is None or spread.segment != core.segments_ran():
+    if spread is None:
         device = seen.run.device
         lanes, home = clocks.new(options.LANES, now), torch.cuda.current_stream(device).stream_id
-        seen.spread = Spread(lanes, streams_of(device), core.segments_ran(), device, home, [now], [], [0])
+        seen.spread = Spread(lanes, streams_of(device), device, home, [now], [], [0])
     elif now != spread.own[0]:
         clocks.meet(spread.lanes, now)
     return seen.spread
@@ -90,7 +90,7 @@ def streams_of(device):
 
 
 def leave(seen: Seen, call: Any) -> None:
-    """It ran. The recording's own stream stands behind it, too. `call`: None if it raised."""
+    """It ran. The recording's own stream stands behind it, too. `call`: None where nothing came of it."""
     spread = seen.spread
     if spread is None or not spread.under_way:
         return
@@ -105,6 +105,12 @@ def leave(seen: Seen, call: Any) -> None:
         clocks.meet(spread.lanes, clocks.ends_of(spread.lanes))
     core.lane_set(0, clocks.ends_of(spread.lanes))
     spread.own[0] = core.lane_ends(0)
+
+
+def give_up(seen: Seen) -> None:
+    """It raised. The capture may go on, or be over."""
+    with contextlib.suppress(core.DriverError):
+        leave(seen, None)
 
 
 def held(lanes):

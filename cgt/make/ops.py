@@ -387,7 +387,7 @@ def run_op(seen, call):
     try:
         return core.proceed(call.instead)
     except Exception as error:
-        spread.leave(seen, None)
+        spread.give_up(seen)
         apart.learn(seen, call, error)
         raise
 

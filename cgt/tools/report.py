@@ -261,6 +261,10 @@ def explain_node(kept: Kept, facts: core.NodeFacts) -> list[str]:
         if slots:
             extra = f" ({size(facts.back)} back per call)" if name == "copied" and facts.back else ""
             lines.append(f"{name}: {some([explain_slot(kept, *row) for row in slots])}{extra}")
+    if facts.forms is not None:
+        alone, beside, chosen = facts.forms
+        how = "side by side" if chosen else "one behind the other"
+        lines.append(f"ops run {how}: {beside:.0f} µs a launch beside each other, {alone:.0f} in their order")
     lines += explain_numbers(kept, facts)
     told = [(kept.islands, "runs eagerly between its graphs"), (kept.forks, "with bodies that a replay chooses from")]
     lines += [f"{what}: {some(names)}" for names, what in told if names]
