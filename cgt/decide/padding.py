@@ -135,7 +135,7 @@ def plain(call, looks):
         around = timed_survey(flattened(call)) if looks else None
     if isinstance(around, str):
         return call.function(*call.args, **call.kwargs), around
-    found = around.found if around else maker_of(places.Found)()
+    found, tensors = (around.found, around.tensors) if around else (maker_of(places.Found)(), ())
     seen = [*found.places, *(put.place for put in found.kept)]
     takes = impure.lasting(found.sources)
 
@@ -144,10 +144,10 @@ def plain(call, looks):
         states = [impure.marked(state) for *_, state in impure.states(found.sources)]
         return [bytes(g.get_state().tolist()) for g in generators] + states
 
-    before = drawn()
+    before, versions = drawn(), list(map(core.version_of, tensors))
     result = call.function(*call.args, **call.kwargs)
-    same = before == drawn() and all(map(places.is_as_found, seen))
-    return result, None if same and not (takes or call.state.learnt.moves.written) else ACTS
+    same = before == drawn() and versions == list(map(core.version_of, tensors)) and all(map(places.is_as_found, seen))
+    return result, None if same and not (takes or None in call.state.learnt.moves.written) else ACTS
 
 
 class Differs(ValueError):

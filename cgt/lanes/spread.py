@@ -1,7 +1,10 @@
 """Rows of the pipeline: in a capture, an op that depends on its tensors alone runs on one of a few lanes.
 
 Whatever else is launched, by ops of other kinds or by nobody who is seen, goes to the recording's own stream, which
-stands behind all lanes, and which all lanes stand behind: an op that is no row here is a barrier."""
+stands behind all lanes, and which all lanes stand behind: an op that does not come here is a barrier.
+
+Memory is known by where it begins: two storages may lie in one place. It lives on the stream that allocated it. Who
+lets go of it in another way than by its last tensor (`let_go`) has everything that comes wait for all that was."""
 
 import contextlib
 from typing import Any, NamedTuple
@@ -16,9 +19,13 @@ from ..words.private import OpOverload
 from . import clocks
 
 STREAMS: dict = {}  # device -> the streams of its lanes
-ELSEWHERE = ("_cudnn_rnn", "_thnn_fused_lstm_cell", "record_stream")  # have to do with more than their tensors
-HELD = 5  # a lane's memory that others use is held: at most one part in so many of what was made, and
-LEAST_HELD = 1 << 25  # bytes that may be held in any case
+# Ops that have to do with more than their tensors: random state, memory of a library's handle, other streams.
+ELSEWHERE = (
+    "_cudnn_rnn", "_thnn_fused", "record_stream", "linalg_", "_linalg", "cholesky", "_cholesky", "lu_", "triangular",
+    "_fft", "_sparse", "sparse", "_cudnn_ctc", "_miopen",
+)  # fmt: skip
+# A lane's memory that others use is held. Of what ops made, at most one part in so many; bytes that may be in any case.
+HELD, LEAST_HELD = 32, 1 << 24
 
 
 class Spread(NamedTuple):
@@ -28,6 +35,7 @@ class Spread(NamedTuple):
     streams: list
     device: int
     home: int  # id of the recording's own stream
+    shared: dict  # where a storage from outside begins that shares bytes with another one -> one of these places
     own: list  # [the nodes behind which the recording's own stream stands]
     under_way: list  # of the op that runs: (lane, what it reads, what it writes, a tensor for each); or nothing
     made: list  # [bytes that ops made so far]
@@ -35,12 +43,14 @@ class Spread(NamedTuple):
 
 def is_wanted(seen: Seen) -> bool:
     """Are ops of this run to be spread?"""
-    return bool(options.LANES and observe.is_capture(seen) and not seen.run.others and not seen.ranks.parallel)
+    # What exchanges data has streams of its own, and gives memory back behind PyTorch's back.
+    alone = not (seen.run.others or (torch.distributed.is_available() and torch.distributed.is_initialized()))
+    return bool(options.LANES and observe.is_capture(seen) and alone)
 
 
 def may_go(op: OpOverload, facts: Any) -> bool:
     """Does it depend on its tensors alone, and launch something?"""
-    known = facts.namespace == "aten" and facts.packet not in ELSEWHERE
+    known = facts.namespace == "aten" and not facts.packet.startswith(ELSEWHERE)
     return known and not (facts.replaces or facts.reshapes or (facts.views and not facts.writes))
 
 
@@ -50,10 +60,10 @@ def enter(seen: Seen, call: Any) -> None:
     if is_barrier(seen, call) or not all(t.is_cuda or not t.dim() for t in tensors):
         return
     spread = spread_of(seen)
-    stored = {core.storage_id(t): t for t in tensors if t.is_cuda}
+    stored = {place_of(spread, t): t for t in tensors if t.is_cuda and core.storage_address(t)}
     written = set(map(id, call.written))
     pairs = zip(call.inputs, tensors, strict=True)
-    writes = {core.storage_id(one) for t, one in pairs if id(t) in written}
+    writes = stored.keys() & {place_of(spread, one) for t, one in pairs if id(t) in written}
     reads = stored.keys() - writes
     need = clocks.needs(spread.lanes, reads, writes)
     lane = clocks.choose(spread.lanes, need, range(len(spread.streams)))
@@ -64,9 +74,10 @@ def enter(seen: Seen, call: Any) -> None:
 
 def is_barrier(seen, call):
     """Is there more to it than its kernels, or does it run elsewhere: for real, between segments, in a body, on a
-    stream of the function's own? Behind a value that was read, where memory of gradients matters, none is spread."""
+    stream of the function's own? None is spread behind a value that was read, where memory of gradients matters, nor
+    where somebody asked for memory."""
     odd = call.for_real or call.apart or call.made_of is not None or call.reads or call.dynamic
-    around = call.draws or call.aside or seen.inside or seen.cuts.bodies or core.segments_ran()
+    around = call.draws or call.aside or seen.inside or seen.cuts.bodies or core.segments_ran() or seen.raw
     return odd or around or not core.is_on_own_stream()
 
 
@@ -76,10 +87,29 @@ def spread_of(seen):
     if spread is None:
         device = seen.run.device
         lanes, home = clocks.new(options.LANES, now), torch.cuda.current_stream(device).stream_id
-        seen.spread = Spread(lanes, streams_of(device), device, home, [now], [], [0])
+        shared = places_shared(seen.run.plan.tensors)
+        seen.spread = Spread(lanes, streams_of(device), device, home, shared, [now], [], [0])
     elif now != spread.own[0]:
         clocks.meet(spread.lanes, now)
     return seen.spread
+
+
+def place_of(spread, t):
+    at = core.storage_address(t)
+    return spread.shared.get(at, at)
+
+
+def places_shared(tensors):
+    """As of Spread. One storage may be part of another one (from DLPack, say)."""
+    spans = sorted({(core.storage_address(t), core.storage_bytes(t)) for t in tensors if core.storage_address(t)})
+    shared, (first, end) = {}, (0, 0)
+    for at, nbytes in spans:
+        if at >= end:
+            first = at
+        elif at != first:
+            shared[at] = first
+        end = max(end, at + nbytes)
+    return shared
 
 
 def streams_of(device):
@@ -98,11 +128,11 @@ def leave(seen: Seen, call: Any) -> None:
     spread.under_way.clear()
     core.set_stream(spread.home, spread.device)
     nodes, fresh = core.lane_ends(spread.streams[lane]), call.fresh if call is not None else ()
-    made = {core.storage_id(t): core.storage_bytes(t) for t in fresh if t.is_cuda}
+    made = {core.storage_address(t): core.storage_bytes(t) for t in fresh if t.is_cuda}
     clocks.leave(spread.lanes, lane, nodes, reads, writes, made, lambda memory: core.alias(stored[memory]))
     spread.made[0] += sum(made.values())
     if held(spread.lanes) > max(LEAST_HELD, spread.made[0] // HELD):
-        clocks.meet(spread.lanes, clocks.ends_of(spread.lanes))
+        let_go(seen)
     core.lane_set(0, clocks.ends_of(spread.lanes))
     spread.own[0] = core.lane_ends(0)
 
@@ -116,6 +146,12 @@ def give_up(seen: Seen) -> None:
 def held(lanes):
     """Bytes that nobody else may need."""
     return sum({core.storage_id(t): core.storage_bytes(t) for rows in lanes.holds for *_, t in rows}.values())
+
+
+def let_go(seen: Seen) -> None:
+    """Memory is free that some lane may still use."""
+    if seen.spread is not None:
+        clocks.meet(seen.spread.lanes, clocks.ends_of(seen.spread.lanes))
 
 
 def end(seen: Seen) -> None:

@@ -699,3 +699,4 @@ def spend(seen):
                 core.storage_empty(memory[1])
         except core.DriverError as error:
             observe.refuse(seen, errors.recording_failed(error.args[1], ""))
+        spread.let_go(seen)
