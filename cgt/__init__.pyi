@@ -106,6 +106,7 @@ def jit(
     audit: str | None = ...,
     memory_budget: int | str | None = ...,
     pad: Mapping[str, int | Iterable[int] | Mapping[int, Iterable[int]] | Pad] | None = ...,
+    parallel: Literal["auto", "always", "never"] = ...,
 ) -> M: ...  # that very module
 @overload
 def jit(
@@ -121,6 +122,7 @@ def jit(
     audit: str | None = ...,
     memory_budget: int | str | None = ...,
     pad: Mapping[str, int | Iterable[int] | Mapping[int, Iterable[int]] | Pad] | None = ...,
+    parallel: Literal["auto", "always", "never"] = ...,
 ) -> Callable[P, R]: ...
 @overload
 def jit(
@@ -136,6 +138,7 @@ def jit(
     audit: str | None = ...,
     memory_budget: int | str | None = ...,
     pad: Mapping[str, int | Iterable[int] | Mapping[int, Iterable[int]] | Pad] | None = ...,
+    parallel: Literal["auto", "always", "never"] = ...,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @overload
 def unjit(fn: M) -> M: ...

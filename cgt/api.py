@@ -34,7 +34,7 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
         static_argnames: str | Iterable[str] = (), max_records: int | None = options.MAX_RECORDS,
         max_graphs: int = options.MAX_GRAPHS, outputs: str = "rescue", inputs: str = "auto",
         dynamic: str | Iterable[str] = (), audit: str | None = None, memory_budget: int | str | None = None,
-        pad: Mapping[str, Any] | None = None) -> Callable[..., Any]:  # fmt: skip
+        pad: Mapping[str, Any] | None = None, parallel: str = options.PARALLEL) -> Callable[..., Any]:  # fmt: skip
     """Record what `fn` does and replay it at every later call that the recording fits.
 
     The first call runs `fn` and observes it, the second records, the third replays: on the GPU as a
@@ -73,6 +73,10 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
             that what the function prints, or takes from a queue, happens twice. Both results are compared; where they
             differ by more than rounding, a `CgtWarning` says so and nothing is padded any more. Bit-equal to eager
             with the filled arguments; kernels for another size round in another way.
+        parallel: on the GPU, whether operations that need nothing of each other run side by side in a replay. "auto"
+            measures both when a replay is audited, and goes on with the faster one; without audits it is "never".
+            "always" does not measure; "never" runs them one behind the other, as eager does, and takes less memory.
+            Environment: CGT_PARALLEL.
 
     Returns:
         A function with the name, docstring and signature of `fn`, which is its `__wrapped__`. Of a module, that very
@@ -97,8 +101,9 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
     1
     """
     opts = check_options(
-        static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget, pad
-    )
+        static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget, pad,
+        parallel,
+    )  # fmt: skip
     return functools.partial(jitted, opts=opts) if fn is None else jitted(fn, opts)
 
 
@@ -190,10 +195,12 @@ def made_again(site):
 
 
 def check_options(
-    static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget, pad
-):
+    static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget, pad,
+    parallel,
+):  # fmt: skip
     """Options as dispatch.py reads them; CgtError names the bad one."""
-    for name, value, known in (("outputs", outputs, options.OUTPUTS), ("inputs", inputs, options.INPUTS)):
+    chosen = (outputs, options.OUTPUTS), (inputs, options.INPUTS), (parallel, options.PARALLELS)
+    for name, (value, known) in zip(("outputs", "inputs", "parallel"), chosen, strict=True):
         if value not in known:
             raise CgtError(errors.bad_option(name, value, f"one of {known}"))
     for name, value in (("max_records", max_records), ("max_graphs", max_graphs)):
@@ -207,7 +214,7 @@ def check_options(
     audits = read("audit", audit, options.AUDIT, audit_of, "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)")
     most = read("memory_budget", memory_budget, options.MEMORY_BUDGET, freeing.parse_budget, "bytes, or like '2GiB'")
     pads = read("pad", pad, {}, padding.parse, "like {'x': 0}: names of arguments and dimensions")
-    return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits, most, pads)
+    return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits, most, pads, parallel)
 
 
 def several(name, value, kind, expected):

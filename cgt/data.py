@@ -75,6 +75,7 @@ class Options(NamedTuple):
     audit: "Audits | Any"  # None: no replay is compared
     memory_budget: int | None  # bytes, of the whole process
     pad: tuple = ()  # of padding.parse
+    parallel: str = "auto"  # of options.PARALLELS
 
 
 class Audits(NamedTuple):
@@ -526,6 +527,7 @@ class Run(NamedTuple):
     sources: list = []  # of impure.states
     blockers: dict | None = None  # all that forbids replay -> how often, where somebody asks
     ops: list | None = None  # of NotedOp, where somebody asks
+    parallel: str = "never"  # as of Options
 
     @property
     def saves(self) -> bool:

@@ -31,6 +31,13 @@ cdef Wide* wide_new(size_t n) except NULL:
     w.data = <cu.CUgraphEdgeData*>(w.heads + n)
     return w
 
+cdef int lane_make(int device, void** stream) except? RAISES:
+    cdef OnDevice here = on_device(device)
+    cdef cu.CUstream made = NULL
+    cdef int code = cu.cuStreamCreate(&made, cu.CUstream_flags_enum.CU_STREAM_NON_BLOCKING)
+    stream[0] = <void*>made
+    return code
+
 cdef int lane_behind(void* stream, list nodes) except? RAISES:
     """What this stream captures next stands behind these nodes, whatever it captured before."""
     cdef Nodes last

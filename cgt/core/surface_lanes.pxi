@@ -2,9 +2,8 @@
 
 def lane_new(int device):
     """A stream of the device's that nobody else has, for good: those of torch's pools anybody may be given."""
-    cdef OnDevice here = on_device(device)
-    cdef cu.CUstream stream = NULL
-    check(CUDA, cu.cuStreamCreate(&stream, cu.CUstream_flags_enum.CU_STREAM_NON_BLOCKING), CALL_BEGIN)
+    cdef void* stream = NULL
+    check(CUDA, lane_make(device, &stream), CALL_BEGIN)
     return <uintptr_t>stream
 
 def is_on_own_stream():

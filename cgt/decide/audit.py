@@ -163,10 +163,10 @@ def back_before(call, scope, before, copies):
 
 
 def is_left(mine, after):
-    """Did a launch leave what the replay left?"""
+    """Did a launch leave on the GPU what the replay left there?"""
     made = zip(mine.tensors, mine.copies, strict=True)
     written = ((one.tensor, one.bytes) for one in after.tensors if one.bytes is not None)
-    return not any(differ(as_tensor(t, kept), t, EXACT) for t, kept in (*made, *written))
+    return not any(differ(as_tensor(t, kept), t, EXACT) for t, kept in (*made, *written) if t.is_cuda)
 
 
 def run_eagerly(call, answers, observed):

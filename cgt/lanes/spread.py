@@ -45,7 +45,7 @@ def is_wanted(seen: Seen) -> bool:
     """Are ops of this run to be spread?"""
     # What exchanges data has streams of its own, and gives memory back behind PyTorch's back.
     alone = not (seen.run.others or (torch.distributed.is_available() and torch.distributed.is_initialized()))
-    return bool(options.LANES and observe.is_capture(seen) and alone)
+    return seen.run.parallel != "never" and observe.is_capture(seen) and alone
 
 
 def may_go(op: OpOverload, facts: Any) -> bool:
@@ -67,7 +67,7 @@ def enter(seen: Seen, call: Any) -> None:
     reads = stored.keys() - writes
     need = clocks.needs(spread.lanes, reads, writes)
     lane = clocks.choose(spread.lanes, need, range(len(spread.streams)))
-    core.lane_set(spread.streams[lane], clocks.enter(spread.lanes, lane, need), options.LANES_STAY)
+    core.lane_set(spread.streams[lane], clocks.enter(spread.lanes, lane, need), seen.run.parallel == "always")
     spread.under_way.extend((lane, reads, writes, stored))
     core.set_stream(spread.streams[lane], spread.device)
 

@@ -38,10 +38,9 @@ PATIENCE = 32  # calls alike after which one is recorded all the same; times its
 # Warm-ups of a function that reads values, until one is met that came before: of numbers, which often are of few, and
 # of masks.
 TRIES_OF_NUMBERS, TRIES_OF_MASKS = 6, 3
-# Ops of a recording on the GPU side by side: on so many lanes, each with workspaces of its own; "0": none. "always": do
-# not measure whether that is faster.
-PARALLEL = os.environ.get("CGT_PARALLEL", "")
-LANES, LANES_STAY = 0 if PARALLEL == "0" else 8, PARALLEL == "always"
+PARALLELS = ("auto", "always", "never")
+PARALLEL = {"": "auto", "0": "never"}.get(os.environ.get("CGT_PARALLEL", ""), os.environ.get("CGT_PARALLEL", ""))
+LANES = 8  # on which ops of a recording on the GPU run side by side, each with workspaces of its own
 MAX_SPECS = 64  # argument structures kept per function, of which the oldest without a recording goes; kinds of calls
 MAX_VERDICTS = 4  # reasons against single calls, before one against the function
 LESSONS = 16  # recordings in a row of which each came to nothing and should fare better next time, before a verdict

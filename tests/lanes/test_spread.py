@@ -15,7 +15,6 @@ from torch import nn
 import cgt
 from cgt.api import state_of
 from cgt.lanes import forms
-from cgt.words import options
 
 CALLS = 10
 
@@ -148,10 +147,10 @@ def inputs(device, make, n=CALLS):
     return [values(device, *shape, seed=k) for k in range(n)]
 
 
-def agrees(device, make, n=CALLS, **how):
+def agrees(device, make, n=CALLS, parallel="auto", **how):
     """The jitted function, after n calls that were eager's."""
     mine, theirs = make(device), make(device)
-    f = cgt.jit(mine[0], **how)
+    f = cgt.jit(mine[0], parallel=parallel, **how)
     for k, x in enumerate(inputs(device, make, n)):
         cgt.step()
         torch.manual_seed(k)
@@ -167,13 +166,12 @@ def agrees(device, make, n=CALLS, **how):
 def test_a_chain_until_both_forms_were_measured(device, make):
     f = agrees(device, make)
     none = device.type == "cpu" or make is reads_on_the_way
-    assert bool(any(n for n, _ in forms_of(f))) == (not none), cgt.explain(f)
+    assert any(n or form for n, form in forms_of(f)) == (not none), cgt.explain(f)
 
 
 @pytest.mark.parametrize("make", PROGRAMS)
-def test_side_by_side_unmeasured(device, make, monkeypatch):
-    monkeypatch.setattr(options, "LANES_STAY", True)
-    agrees(device, make, 2 * CALLS)
+def test_side_by_side_unmeasured(device, make):
+    assert set(forms_of(agrees(device, make, 2 * CALLS, parallel="always"))) == {(0, None)}
 
 
 @pytest.mark.parametrize("make", PROGRAMS)
@@ -190,9 +188,8 @@ def test_either_form_that_is_chosen(device, make, better, monkeypatch):
 
 
 @pytest.mark.parametrize("audit", [None, AUDITS_BY_DEFAULT])
-def test_a_backward_outside_uses_memory_again_that_it_has_read(device, audit, monkeypatch):
+def test_a_backward_outside_uses_memory_again_that_it_has_read(device, audit):
     """What autograd has read for the last time, other lanes may still read."""
-    monkeypatch.setattr(options, "LANES_STAY", audit is None)
 
     def train(wrap):
         torch.manual_seed(3)
@@ -206,15 +203,15 @@ def test_a_backward_outside_uses_memory_again_that_it_has_read(device, audit, mo
             told += [p.grad.clone() for p in net.parameters()] + [y.detach().clone()]
         return f, told
 
-    f, got = train(functools.partial(cgt.jit, audit=audit) if audit else cgt.jit)
+    f, got = train(functools.partial(cgt.jit, audit=audit, parallel="auto" if audit else "always"))
     assert all(map(torch.equal, got, train(lambda f: f)[1]))
     assert cgt.stats(f).replays >= CALLS and cgt.stats(f).backward.replays >= CALLS, cgt.explain(f)
 
 
 @not_audited("a call that fails on purpose")
-def test_no_memory_for_both_forms_leaves_the_chain(device, monkeypatch):
+def test_no_memory_for_both_forms_leaves_the_chain(device):
     mine, theirs = ensemble(device), ensemble(device)
-    f = cgt.jit(mine[0], audit="every:3")
+    f = cgt.jit(mine[0], audit="every:3", parallel="auto")
     for k, x in enumerate(inputs(device, ensemble)):
         if k == 4 and device.type == "cuda":
             core.fault_set("instantiate", 0, 2)
@@ -235,7 +232,7 @@ def test_addresses_and_numbers_that_change_are_told_to_the_form_that_is_chosen(d
     def function(x, scale):
         return torch.stack([layer(x) * scale for layer in net]).sum(0)
 
-    f = cgt.jit(function, audit="first:2,doubling:1", dynamic="scale")
+    f = cgt.jit(function, audit=AUDITS_BY_DEFAULT, dynamic="scale", parallel="auto")
     for k in range(24):
         x = values(device, 4, 8, seed=k)
         held.append(x)  # so that each lies elsewhere
@@ -245,15 +242,18 @@ def test_addresses_and_numbers_that_change_are_told_to_the_form_that_is_chosen(d
         assert any(form is not None and form[2] for _, form in forms_of(f)), cgt.explain(f)
 
 
-def test_no_lanes(device, monkeypatch):
-    monkeypatch.setattr(options, "LANES", 0)
-    assert forms_of(agrees(device, ensemble, audit=AUDITS_BY_DEFAULT)) == [(0, None)]
+def test_one_behind_the_other(device):
+    assert forms_of(agrees(device, ensemble, parallel="never", audit=AUDITS_BY_DEFAULT)) == [(0, None)]
+
+
+def test_what_is_no_choice_is_an_error():
+    with pytest.raises(cgt.CgtError, match="parallel.*'auto', 'always', 'never'"):
+        cgt.jit(lambda x: x, parallel=True)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_programs(device, seed, monkeypatch):
+def test_random_programs(device, seed):
     """Of ops that read, write in place, make views, and let go."""
-    monkeypatch.setattr(options, "LANES_STAY", True)
     draw = random.Random(seed)
     program = [[draw.randrange(1 << 20) for _ in range(4)] for _ in range(40)]
     kinds = (torch.matmul, torch.add, torch.maximum, lambda a, b: (a - b).sin())
@@ -275,7 +275,7 @@ def test_random_programs(device, seed, monkeypatch):
         return torch.stack(live[3:]).sum(0)
 
     states = [[torch.zeros(8, 8, device=device), torch.ones(8, 8, device=device)] for _ in range(2)]
-    f = cgt.jit(functools.partial(function, states[0]))
+    f = cgt.jit(functools.partial(function, states[0]), parallel="always")
     for k in range(CALLS):
         x = values(device, 8, 8, seed=k)
         assert torch.equal(f(x), function(states[1], copy.deepcopy(x))), k
