@@ -46,9 +46,8 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
             pytree of tensors and plain values; plain values are compared by value. Without `fn`, a
             decorator is returned.
         static_argnums, static_argnames: arguments taken as one hashable value, tensors not sought.
-        max_records: recordings kept per function and place in the tree (what ran before it in the
-            iteration); past it calls run eagerly until a cool-down ends. By default 8, and two more for each
-            that was replayed, 64 at most.
+        max_records: recordings kept per function and place in the tree (what ran before it in the iteration); past it
+            calls run eagerly until a cool-down ends. By default 8, two more for each that was replayed, 64 at most.
         max_graphs: upper limit on recordings in the process. At it, a new one of this function takes the place of
             the least recently used. Environment: CGT_MAX_GRAPHS.
         outputs: what happens to a result somebody still holds when a replay is about to overwrite
@@ -73,10 +72,8 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
             that what the function prints, or takes from a queue, happens twice. Both results are compared; where they
             differ by more than rounding, a `CgtWarning` says so and nothing is padded any more. Bit-equal to eager
             with the filled arguments; kernels for another size round in another way.
-        parallel: on the GPU, whether operations that need nothing of each other run side by side in a replay. "auto"
-            measures both when a replay is audited, and goes on with the faster one; without audits it is "never".
-            "always" does not measure; "never" runs them one behind the other, as eager does, and takes less memory.
-            Environment: CGT_PARALLEL.
+        parallel: on the GPU, whether operations that need nothing of each other run side by side. "auto" measures both
+            when a replay is audited; "always" does not; "never" takes less memory. Environment: CGT_PARALLEL.
 
     Returns:
         A function with the name, docstring and signature of `fn`, which is its `__wrapped__`. Of a module, that very
@@ -100,10 +97,8 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
     >>> cgt.stats(f).replays
     1
     """
-    opts = check_options(
-        static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget, pad,
-        parallel,
-    )  # fmt: skip
+    opts = check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit,
+                         memory_budget, pad, parallel)  # fmt: skip
     return functools.partial(jitted, opts=opts) if fn is None else jitted(fn, opts)
 
 

@@ -217,7 +217,7 @@ class Kept(NamedTuple):
     place_paths: list
     followable: dict  # path of a place that could be followed, or of a tensor in a tuple there -> is it?
     grads: list  # of GradRow
-    loose: list  # (alias of memory that it reads and nothing of the above names, all of that if it is written or None)
+    loose: list  # (alias of memory that it reads and nothing above names, all of that if it is written or None)
     advances: list  # what replays do to places, as text
     numbers: Any  # of live.Told
     seconds: tuple  # per phase of making it

@@ -135,12 +135,12 @@ def five_largest(found):
 
 
 MEASURES = [
-    Measure("product lines", 28_276, 26_000, lines, total),
+    Measure("product lines", 28_846, 26_000, lines, total),
     Measure("lines above 120 columns", 0, 0, wide_lines),
     Measure("most branches in one function", 25, 25, branchy, most),
     Measure("functions above 70 lines", 1, 10, long_functions),
-    Measure("most fields in one record", 39, 40, records, most),
-    Measure("fields of the five largest records", 139, 140, records, five_largest),
+    Measure("most fields in one record", 40, 40, records, most),
+    Measure("fields of the five largest records", 140, 140, records, five_largest),
     Measure("classes whose fields change", 8, 8, changing_classes),
     Measure("files above 700 lines", 3, 4, long_files),
     Measure("modules in cgt/ itself", 5, 8, loose_modules),

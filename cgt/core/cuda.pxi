@@ -827,7 +827,8 @@ cdef list cuda_nodes(Recording* r, size_t first=0):
 cdef list cuda_streams(Recording* r):
     """Those that are captured: where ops run now, its own or a lane, then those of other GPUs."""
     cdef void* here = cuda_current_stream(r.device)
-    return [<uintptr_t>(here if cuda_joined(here) else r.stream)] + [<uintptr_t>r.spread.others[k].stream for k in range(r.spread_open)]
+    if not cuda_joined(here): here = r.stream
+    return [<uintptr_t>here] + [<uintptr_t>r.spread.others[k].stream for k in range(r.spread_open)]
 
 cdef list cuda_mark_here(Recording* r):
     """For each of these streams: the nodes behind which its next one will stand."""

@@ -1,7 +1,7 @@
 """Which form of a graph is launched: the chain, or its ops side by side.
 
-Kernels that fill the GPU gain nothing beside each other, and may lose. So both forms are launched from one state, when a
-replay was compared with eager and the state is kept anyway, and the faster one stays. What a launch takes is told by
+Kernels that fill the GPU gain nothing beside each other, and may lose. So both forms are launched from one state, when
+a replay was compared with eager and the state is kept anyway, and the faster one stays. What a launch takes is told by
 events around it, alone on its stream."""
 
 import contextlib

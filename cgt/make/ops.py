@@ -27,7 +27,6 @@ from .facts import COLLECTIVES, DROPOUT, INDEXES, KEEPS_SEED, OpFacts, facts_of
 from .optional import collectives, forks
 from .vets import host_reason, vet_effect, vet_generator, vet_gpus, vet_op
 
-aten = torch.ops.aten
 LIFTS = ("lift_fresh", "lift_fresh_copy")
 MAKES = (*LIFTS, "set_")  # tensors of what comes from outside
 
@@ -66,8 +65,7 @@ class OpCall:
 
 def tensors_of(call):
     """Those with which the op runs."""
-    found = observe.tensors_in(call.args, [])
-    return observe.tensors_in(call.kwargs.values(), found) if call.kwargs else found
+    return observe.tensors_in((*call.args, *call.kwargs.values()) if call.kwargs else call.args, [])
 
 
 def with_all(change, args, kwargs):
@@ -613,7 +611,7 @@ def mirror(seen: Seen, written: list[torch.Tensor]) -> None:
         whole = at >= 0 and at + core.span(t) <= row.hi - row.lo
         like, shift = (t, at) if whole else (row.leaf, 0)
         to, source = (core.view_like(base, like, shift) for base in (row.leaf, row.buffer))
-        aten.copy_.default(to, source)
+        torch.ops.aten.copy_.default(to, source)
         if observe.is_host_recording(seen) and not carries:
             tape.copy_into(observe.fix(seen, to), source)
     if seen.copied.shared:
