@@ -83,6 +83,18 @@ def wall_rows(record):
     return [(told, figures(record)[what]["value"]) for what, told in WALL.items()]
 
 
+def beside_rows(record):
+    """[[step, µs of its ops in eager's order, and side by side, how many times faster, memory over the former's]]"""
+    us, known, head = times(record), figures(record), "test_side_by_side["
+    names = [bench.removeprefix(head)[:-1] for bench in us if bench.startswith(head)]
+    both = [(name, us[f"{head}{name}]"]["floor"], us[f"{head}{name}]"]["cgt"]) for name in names]
+    more = "{}: memory of the pool, over the same"
+    return [
+        [name, number(alone), number(beside), f"{number(alone / beside)} ×", with_unit(known[more.format(name)]["value"], "×")]
+        for name, alone, beside in sorted(both, key=lambda row: row[2] / row[1])
+    ]
+
+
 def guard_rows(record):
     """[(how tensors come, [µs of the guard alone for each number of them])]"""
     return [(told, [times(record)[f"test_guard_alone[cuda-{how}-{n}]"]["guard"] for n in TENSORS]) for how, told in GUARDS.items()]
@@ -107,6 +119,7 @@ def tables(record):
             [[row, *(number(us[kind]) if us[kind] else "" for kind in KINDS)] for row, us in host_rows(record)],
         ),
         "wall": grid(["wall time over eager", ""], [[row, with_unit(value, "×")] for row, value in wall_rows(record)]),
+        "beside": grid(["a replay, µs", "in their order", "side by side", "", "memory"], beside_rows(record)),
         "guard": grid(["guard alone, µs", *map(str, TENSORS)], [[row, *map(number, values)] for row, values in guard_rows(record)]),
     }
     for name, whats in LISTS.items():

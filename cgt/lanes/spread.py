@@ -55,9 +55,9 @@ def may_go(op: OpOverload, facts: Any) -> bool:
 
 
 def enter(seen: Seen, call: Any) -> None:
-    """The op's turn has come."""
+    """Choose a lane, and let the op run there."""
     tensors = call.instead if call.instead is not None else call.inputs
-    if is_barrier(seen, call) or not all(t.is_cuda or not t.dim() for t in tensors):
+    if is_barrier(seen, call) or not all(core.is_plain(t) and (t.is_cuda or not t.dim()) for t in tensors):
         return
     spread = spread_of(seen)
     stored = {place_of(spread, t): t for t in tensors if t.is_cuda and core.storage_address(t)}
@@ -120,7 +120,7 @@ def streams_of(device):
 
 
 def leave(seen: Seen, call: Any) -> None:
-    """It ran. The recording's own stream stands behind it, too. `call`: None where nothing came of it."""
+    """The lane has one op more. The recording's own stream stands behind it, too. `call`: None where it raised."""
     spread = seen.spread
     if spread is None or not spread.under_way:
         return

@@ -105,9 +105,13 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
     for look in before:
         if look(seen, call):
             return
-    call.results = proceed(seen, call)
-    for look in behind:
-        look(seen, call)
+    try:
+        call.results = proceed(seen, call)
+        for look in behind:
+            look(seen, call)
+    except BaseException:
+        spread.give_up(seen)
+        raise
 
 
 # --- in front of the op --------------------------------------------------------------------------
@@ -385,7 +389,6 @@ def run_op(seen, call):
     try:
         return core.proceed(call.instead)
     except Exception as error:
-        spread.give_up(seen)
         apart.learn(seen, call, error)
         raise
 
@@ -511,8 +514,6 @@ def put_on_tape(seen, call):
 
 def mirror_written(seen, call):
     """What was written in a copy is written in the user's memory. Where a kernel counts that itself, so do we."""
-    if not call.written:
-        return
     mirror(seen, call.written)
     for t, version in call.counted:
         torch.autograd.graph.increment_version([t] * max(0, version - core.version_of(t)))
@@ -672,8 +673,7 @@ def see_number(seen, t):
 def see_alias(seen, op):
     """What set_ returns is another tensor over memory that may be from outside."""
     (t,) = core.proceed(None)
-    sid = core.storage_id(t)
-    if sid in seen.copied.swaps:
+    if core.storage_id(t) in seen.copied.swaps:
         observe.refuse(seen, errors.replaces_memory(str(op), observe.user_line(seen)))
     else:
         observe.touch(seen, t)
