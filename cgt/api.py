@@ -72,8 +72,8 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
             that what the function prints, or takes from a queue, happens twice. Both results are compared; where they
             differ by more than rounding, a `CgtWarning` says so and nothing is padded any more. Bit-equal to eager
             with the filled arguments; kernels for another size round in another way.
-        parallel: on the GPU, whether operations that need nothing of each other run side by side. "auto" measures both
-            when a replay is audited; "always" does not; "never" takes less memory. Environment: CGT_PARALLEL.
+        parallel: on the GPU, whether operations that need nothing of each other run side by side: "never"; "always";
+            "auto" measures both when a replay is audited. It takes more memory. Environment: CGT_PARALLEL.
 
     Returns:
         A function with the name, docstring and signature of `fn`, which is its `__wrapped__`. Of a module, that very

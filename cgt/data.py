@@ -75,7 +75,7 @@ class Options(NamedTuple):
     audit: "Audits | Any"  # None: no replay is compared
     memory_budget: int | None  # bytes, of the whole process
     pad: tuple = ()  # of padding.parse
-    parallel: str = "auto"  # of options.PARALLELS
+    parallel: str = "never"  # of options.PARALLELS
 
 
 class Audits(NamedTuple):

@@ -25,7 +25,7 @@ ELSEWHERE = (
     "_fft", "_sparse", "sparse", "_cudnn_ctc", "_miopen",
 )  # fmt: skip
 # A lane's memory that others use is held. Of what ops made, at most one part in so many; bytes that may be in any case.
-HELD, LEAST_HELD = 32, 1 << 24
+HELD, LEAST_HELD = 5, 1 << 25
 
 
 class Spread(NamedTuple):
