@@ -448,6 +448,7 @@ cdef struct Recording:          # the one recording under way; the lock in sites
     Spread* spread              # CUDA: on which other GPUs; or NULL
     void* wide                  # CUDA: as of a Node
     int32_t wide_stays          # it is launched so, and nobody measures
+    int64_t lanes_home          # torch's id of `stream`, where ops run on lanes
     id_t parent                 # what it will be a child of
     int64_t step                # the iteration it belongs to
     int64_t launches            # of its path until then

@@ -1,28 +1,41 @@
 # What Python sees of ops side by side (lanes.pxi).
 
-def lane_new(int device):
-    """A stream of the device's that nobody else has, for good: those of torch's pools anybody may be given."""
-    cdef void* stream = NULL
-    check(CUDA, lane_make(device, &stream), CALL_BEGIN)
-    return <uintptr_t>stream
-
 def is_on_own_stream():
     """Does this thread launch on the recording's own stream?"""
     return cuda_current_stream(TABLE.rec.device) == TABLE.rec.stream
 
-def lane_ends(uintptr_t stream):
-    """The nodes behind which stands what this captured stream captures next; 0: of the recording's own."""
-    return last_nodes(<void*>stream if stream else TABLE.rec.stream)
+def lane_run(int64_t home, list reads, list writes, bint stays):
+    """The op that comes, which reads and writes memory at these places, is launched on a lane: its number. `home`: the
+    id of the recording's own stream. `stays`: what comes of the capture is launched side by side, and not measured."""
+    return lane_enter(&TABLE.rec, home, reads, writes, stays)
 
-def lane_set(uintptr_t stream, list nodes, bint stays=False):
-    """Let it be these. A stream that is not captured joins. `stays`: what comes of it is launched so."""
-    cdef Recording* r = &TABLE.rec
-    cdef void* lane = <void*>stream if stream else r.stream
-    if not cuda_joined(lane):
-        check(CUDA, lane_follow(r.device, r.stream, lane), CALL_BEGIN)
-        LANES.push_back(lane)
-        r.wide_stays = stays
-    check(CUDA, lane_behind(lane, nodes), CALL_BEGIN)
+def lane_back(int lane, list reads, list writes, list made):
+    """It was. `made`: memory that is new. [(memory that it uses, the other lane that made that)]"""
+    return lane_leave(&TABLE.rec, lane, reads, writes, made)
+
+def lane_length(int lane): return LANE_LENGTH.at[lane]
+def lane_passed(int lane, int other, int number):
+    """Is it behind this op of another lane?"""
+    return LANE_CLOCK[lane].at[other] >= number
+
+def lanes_wait():
+    """All that comes on lanes waits for all that was. Are there any?"""
+    if LANES.empty(): return False
+    check(CUDA, stream_ends(TABLE.rec.stream, &LANES_OWN), CALL_BEGIN)     # which stands behind all
+    lanes_meet(LANES_OWN)
+    return True
+
+# The same without a capture, for tests: nodes are numbers.
+def lanes_begin(list nodes): lanes_reset(nodes)
+def lanes_meet_at(list nodes): lanes_meet(nodes)
+def lanes_last(): return lanes_ends()
+def lane_choose(list reads, list writes):
+    """(lane, nodes behind which the op must stand)"""
+    cdef Row need = lanes_need(reads, writes)
+    lane = lanes_choose(&need)
+    return lane, lane_take(lane, &need)
+def lane_ran(int lane, list nodes, list reads, list writes, list made):
+    return lane_put(lane, nodes, reads, writes, made)
 
 def wide_edges(int n):
     """How many edges the other form of this node's graph has; 0: there is none, or it was chosen between them."""

@@ -14,11 +14,8 @@ import torch
 
 from ..data import Seen
 from ..run import observe
-from ..words import options
 from ..words.private import OpOverload
-from . import clocks
 
-STREAMS: dict = {}  # device -> the streams of its lanes
 # Ops that have to do with more than their tensors: random state, memory of a library's handle, other streams.
 ELSEWHERE = (
     "_cudnn_rnn", "_thnn_fused", "record_stream", "linalg_", "_linalg", "cholesky", "_cholesky", "lu_", "triangular",
@@ -29,16 +26,13 @@ HELD, LEAST_HELD = 5, 1 << 25
 
 
 class Spread(NamedTuple):
-    """The lanes of a capture."""
+    """What a capture holds of its lanes' memory."""
 
-    lanes: clocks.Lanes
-    streams: list
-    device: int
     home: int  # id of the recording's own stream
     shared: dict  # where a storage from outside begins that shares bytes with another one -> one of these places
-    own: list  # [the nodes behind which the recording's own stream stands]
     under_way: list  # of the op that runs: (lane, what it reads, what it writes, a tensor for each); or nothing
-    made: list  # [bytes that ops made so far]
+    holds: dict  # lane -> [(another lane, the number of an op there that uses its memory, what keeps that)]
+    nbytes: list  # [those that ops made so far, those that are held]
 
 
 def is_wanted(seen: Seen) -> bool:
@@ -59,17 +53,19 @@ def enter(seen: Seen, call: Any) -> None:
     tensors = call.instead if call.instead is not None else call.inputs
     if is_barrier(seen, call) or not all(core.is_plain(t) and (t.is_cuda or not t.dim()) for t in tensors):
         return
-    spread = spread_of(seen)
+    if seen.spread is None:
+        home = torch.cuda.current_stream(seen.run.device).stream_id
+        seen.spread = Spread(home, places_shared(seen.run.plan.tensors), [], {}, [0, 0])
+    spread = seen.spread
     stored = {place_of(spread, t): t for t in tensors if t.is_cuda and core.storage_address(t)}
-    written = set(map(id, call.written))
-    pairs = zip(call.inputs, tensors, strict=True)
-    writes = stored.keys() & {place_of(spread, one) for t, one in pairs if id(t) in written}
-    reads = stored.keys() - writes
-    need = clocks.needs(spread.lanes, reads, writes)
-    lane = clocks.choose(spread.lanes, need, range(len(spread.streams)))
-    core.lane_set(spread.streams[lane], clocks.enter(spread.lanes, lane, need), seen.run.parallel == "always")
+    written = set(map(id, call.written)) if call.written else ()
+    pairs = zip(call.inputs, tensors, strict=True) if call.written else ()
+    writes = list(stored.keys() & {place_of(spread, one) for t, one in pairs if id(t) in written})
+    reads = [at for at in stored if at not in writes]
+    lane = core.lane_run(spread.home, reads, writes, seen.run.parallel == "always")
     spread.under_way.extend((lane, reads, writes, stored))
-    core.set_stream(spread.streams[lane], spread.device)
+    if lane in spread.holds:
+        release(spread, lane)
 
 
 def is_barrier(seen, call):
@@ -79,19 +75,6 @@ def is_barrier(seen, call):
     odd = call.for_real or call.apart or call.made_of is not None or call.reads or call.dynamic
     around = call.draws or call.aside or seen.inside or seen.cuts.bodies or core.segments_ran() or seen.raw
     return odd or around or not core.is_on_own_stream()
-
-
-def spread_of(seen):
-    """The run's, with what the recording's own stream did meanwhile behind all lanes, and before what they do next."""
-    now, spread = core.lane_ends(0), seen.spread
-    if spread is None:
-        device = seen.run.device
-        lanes, home = clocks.new(options.LANES, now), torch.cuda.current_stream(device).stream_id
-        shared = places_shared(seen.run.plan.tensors)
-        seen.spread = Spread(lanes, streams_of(device), device, home, shared, [now], [], [0])
-    elif now != spread.own[0]:
-        clocks.meet(spread.lanes, now)
-    return seen.spread
 
 
 def place_of(spread, t):
@@ -112,29 +95,31 @@ def places_shared(tensors):
     return shared
 
 
-def streams_of(device):
-    """Made once."""
-    if device not in STREAMS:
-        STREAMS[device] = [core.lane_new(device) for _ in range(options.LANES)]
-    return STREAMS[device]
+def release(spread, lane):
+    """What a lane is behind by now is held no more."""
+    rows = spread.holds.pop(lane)
+    kept = [row for row in rows if not core.lane_passed(lane, *row[:2])]
+    spread.nbytes[1] -= sum(core.storage_bytes(t) for *_, t in rows) - sum(core.storage_bytes(t) for *_, t in kept)
+    if kept:
+        spread.holds[lane] = kept
 
 
 def leave(seen: Seen, call: Any) -> None:
-    """The lane has one op more. The recording's own stream stands behind it, too. `call`: None where it raised."""
+    """The lane has one op more. `call`: None where it raised."""
     spread = seen.spread
     if spread is None or not spread.under_way:
         return
     lane, reads, writes, stored = spread.under_way
     spread.under_way.clear()
-    core.set_stream(spread.home, spread.device)
-    nodes, fresh = core.lane_ends(spread.streams[lane]), call.fresh if call is not None else ()
+    fresh = call.fresh if call is not None else ()
     made = {core.storage_address(t): core.storage_bytes(t) for t in fresh if t.is_cuda}
-    clocks.leave(spread.lanes, lane, nodes, reads, writes, made, lambda memory: core.alias(stored[memory]))
-    spread.made[0] += sum(made.values())
-    if held(spread.lanes) > max(LEAST_HELD, spread.made[0] // HELD):
+    for memory, home in core.lane_back(lane, reads, writes, list(made)):
+        held = core.alias(stored[memory])
+        spread.holds.setdefault(home, []).append((lane, core.lane_length(lane), held))
+        spread.nbytes[1] += core.storage_bytes(held)
+    spread.nbytes[0] += sum(made.values())
+    if spread.nbytes[1] > max(LEAST_HELD, spread.nbytes[0] // HELD):
         let_go(seen)
-    core.lane_set(0, clocks.ends_of(spread.lanes))
-    spread.own[0] = core.lane_ends(0)
 
 
 def give_up(seen: Seen) -> None:
@@ -143,18 +128,14 @@ def give_up(seen: Seen) -> None:
         leave(seen, None)
 
 
-def held(lanes):
-    """Bytes that nobody else may need."""
-    return sum({core.storage_id(t): core.storage_bytes(t) for rows in lanes.holds for *_, t in rows}.values())
-
-
 def let_go(seen: Seen) -> None:
     """Memory is free that some lane may still use."""
-    if seen.spread is not None:
-        clocks.meet(seen.spread.lanes, clocks.ends_of(seen.spread.lanes))
+    if seen.spread is not None and core.lanes_wait():
+        end(seen)
 
 
 def end(seen: Seen) -> None:
-    """The run is over: nothing is held any more."""
+    """Nothing is held any more."""
     if seen.spread is not None:
-        clocks.meet(seen.spread.lanes, [])
+        seen.spread.holds.clear()
+        seen.spread.nbytes[1] = 0

@@ -40,7 +40,6 @@ PATIENCE = 32  # calls alike after which one is recorded all the same; times its
 TRIES_OF_NUMBERS, TRIES_OF_MASKS = 6, 3
 PARALLELS = ("auto", "always", "never")
 PARALLEL = os.environ.get("CGT_PARALLEL", "never")  # see cgt.jit
-LANES = 8  # on which ops of a recording on the GPU run side by side, each with workspaces of its own
 MAX_SPECS = 64  # argument structures kept per function, of which the oldest without a recording goes; kinds of calls
 MAX_VERDICTS = 4  # reasons against single calls, before one against the function
 LESSONS = 16  # recordings in a row of which each came to nothing and should fare better next time, before a verdict

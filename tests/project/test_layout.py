@@ -25,7 +25,7 @@ HOUSE = [
     ("", "data"),
     ("run", "taps devices observe tokens constants tape blank views"),
     ("look", "bytecode code flow blinds places empties returns containers impure"),
-    ("lanes", "clocks spread forms"),
+    ("lanes", "spread forms"),
     ("ranks", "collectives"),
     ("numbers", "rows standins live counters scalars addresses"),
     ("cuts", "segments apart readout finite forks"),
