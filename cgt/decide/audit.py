@@ -501,7 +501,7 @@ def differ_states(scope, after, seen, audits):
     for home, was in after.contents:
         now = containers.entries(home)
         if len(now) != len(was) or not all(is_alike(a, b, audits) for a, b in zip(was, now, strict=True)):
-            return f"a {type(home).__name__} of {len(was)} entries holds something else"
+            return f"a {type(home).__name__} holds something else"
     for path, source, state in after.sources:
         if impure.marked(state) != impure.marked(impure.state_of(source)):
             return f"{path} has another state"

@@ -4,8 +4,12 @@ While a function is recorded, stand-ins take the places of numbers there that ch
 dataclass keep their identity, which the function may ask for or store: their entries are exchanged, and put back behind
 the run. A tuple is made anew. What a run that comes to nothing did to any of them is undone."""
 
+import array
 import collections
+import contextvars
 import operator
+import sys
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -118,31 +122,62 @@ def contents(values: Iterable[object]) -> list[tuple[dict | list, list]]:
     return list(found.values())
 
 
-def values_of(home: dict | list | collections.deque | set) -> Iterable[object]:
-    if isinstance(home, list):
-        return list.__iter__(home)
-    return dict.values(home) if isinstance(home, dict) else home
+def values_of(home: dict | list) -> Iterable[object]:
+    return list.__iter__(home) if isinstance(home, list) else dict.values(home)
 
 
-NO_PLACES = (collections.deque, set)  # whose entries no guard compares
+ARRAYS: tuple = (bytearray, array.array, *((sys.modules["numpy"].ndarray,) if "numpy" in sys.modules else ()))
+# What no guard compares the contents of: an audit does.
+NO_PLACES = (collections.deque, set, contextvars.ContextVar, threading.local, *ARRAYS)
+MOST_BYTES = 1 << 20  # of an array's
 
 
-def entries(home: dict | list | collections.deque | set) -> list:
-    return list(dict.items(home)) if isinstance(home, dict) else list(home)
+def entries(home: Any) -> list:
+    """What is in a dict, a list, or one of NO_PLACES; of an array its bytes, if they are few and no objects."""
+    if isinstance(home, dict):
+        return list(dict.items(home))
+    if isinstance(home, ARRAYS):
+        view = home if hasattr(home, "nbytes") else memoryview(home)
+        objects = getattr(getattr(home, "dtype", None), "hasobject", False)
+        return [] if objects or view.nbytes > MOST_BYTES else [view.tobytes()]
+    if isinstance(home, contextvars.ContextVar):
+        return [now] if (now := home.get(NO_PLACES)) is not NO_PLACES else []
+    return list(vars(home).items() if isinstance(home, threading.local) else home)  # those of this thread
 
 
-def holds(home: dict | list | collections.deque | set, was: list) -> bool:
+def holds(home: Any, was: list) -> bool:
     """The very objects that it held?"""
     now = entries(home)
-    if isinstance(home, dict):
+    if isinstance(home, ARRAYS):
+        return now == was
+    if isinstance(home, (dict, threading.local)):
         now, was = [x for pair in now for x in pair], [x for pair in was for x in pair]
     return len(now) == len(was) and all(map(operator.is_, now, was))
 
 
-def restore(held: Iterable[tuple[dict | list | collections.deque | set, list]]) -> None:
-    """Let dicts and lists hold what they held. Past the methods of classes that people made, which may do more."""
+def restore(held: Iterable[tuple[Any, list]]) -> None:
+    """Let them hold what they held. Past the methods of classes that people made, which may do more."""
     for home, was in held:
-        if not holds(home, was):
-            kind: Any = next(k for k in (list, collections.OrderedDict, dict, *NO_PLACES) if isinstance(home, k))
+        if holds(home, was):
+            continue
+        if isinstance(home, ARRAYS):
+            fill(home, *was)
+        elif isinstance(home, contextvars.ContextVar):
+            home.set(*was or [None])
+        else:
+            home = vars(home) if isinstance(home, threading.local) else home
+            kinds = (list, collections.OrderedDict, dict, collections.deque, set)
+            kind: Any = next(k for k in kinds if isinstance(home, k))
             kind.clear(home)
             (kind.extend if kind in (list, collections.deque) else kind.update)(home, was)
+
+
+def fill(home: Any, *was: bytes) -> None:
+    """An array has these bytes, if they were kept."""
+    for data in was:
+        if isinstance(home, bytearray):
+            home[:] = data
+        elif isinstance(home, array.array):
+            home[:] = array.array(home.typecode, data)
+        else:
+            home[...] = type(home)(home.shape, home.dtype, data)

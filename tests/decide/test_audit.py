@@ -1,7 +1,9 @@
 """Replays that are compared with eager: nothing is noticed where they agree, and each of ten planted faults is found, with
 eager's values for the call that found it and for all after."""
 
+import array
 import collections
+import contextvars
 import functools
 import gc
 import queue
@@ -101,6 +103,55 @@ def test_what_is_written_to_tensors_that_cannot_be_followed_is_written_once(devi
         x = values(device, 3, seed=k)
         assert torch.equal(f(x), call(theirs, x)) and torch.equal(there, want), k
     assert cgt.stats(f).replays > CALLS // 2 and cgt.stats(f).audited >= 3, cgt.explain(f)
+
+
+def count_in(home):
+    """One more, in whatever it is."""
+    if isinstance(home, contextvars.ContextVar):
+        home.set(home.get(0) + 1)
+    elif isinstance(home, threading.local):
+        home.count = getattr(home, "count", 0) + 1
+    else:
+        home[0] = home[0] + 1
+
+
+def told_by(home):
+    if isinstance(home, contextvars.ContextVar):
+        return home.get(0)
+    return getattr(home, "count", 0) if isinstance(home, threading.local) else numpy.asarray(home[0]).astype("int64")
+
+
+BESIDE = {
+    "NumPy's array": lambda: numpy.zeros(3), "a view of one": lambda: numpy.zeros((4, 3), dtype=numpy.int32)[:, 1],
+    "bytearray": lambda: bytearray(3), "array": lambda: array.array("d", [0, 0]), "thread's": threading.local,
+    "context's": lambda: contextvars.ContextVar("count"), "dates": lambda: numpy.zeros(2, dtype="timedelta64[s]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_what_changes_beside_tensors_is_told_by_the_first_audit(device, kind):
+    """No guard compares these, and no replay changes them."""
+    home = BESIDE[kind]()
+
+    def call(x):
+        count_in(home)
+        return x * 2
+
+    f = cgt.jit(call, audit=AUDITS_BY_DEFAULT)
+    with pytest.warns(cgt.CgtWarning, match=f"CGT225.*a {type(home).__name__} holds something else"):
+        for k in range(CALLS):
+            x = values(device, seed=k)
+            assert torch.equal(f(x), x * 2) and int(told_by(home)) == k + 1
+    assert cgt.stats(f).audited == 1, cgt.explain(f)
+
+
+@pytest.mark.parametrize("home", [numpy.zeros(1 << 18), numpy.array([None, 1], dtype=object)], ids=["large", "objects"])
+def test_arrays_that_are_large_or_hold_objects_are_not_compared(device, home):
+    f = cgt.jit(lambda x: x * 2 if home is not None else x, audit=EVERY)
+    for k in range(6):
+        home[1:] = k
+        assert torch.equal(f(values(device)), values(device) * 2)
+    assert cgt.stats(f).audited >= 3, cgt.explain(f)
 
 
 def test_a_fault_in_what_is_written_there_is_found(device):
@@ -568,7 +619,7 @@ def test_content_that_no_guard_compares(device, audited_by_default):
         return [f(torch.ones(2, device=device), "a").tolist() for _ in range(8)], list(seen)
 
     got, told = mute(lambda: run(cgt.jit))
-    assert got == run(lambda f: f) and len(told) == 1 and "a deque of" in told[0]
+    assert got == run(lambda f: f) and len(told) == 1 and "a deque holds" in told[0]
 
 
 def test_what_changes_later_is_told_by_the_next_audit(device, audited_by_default):
