@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree
 
 from ..data import Call, State, maker_of
-from ..look import impure, places
+from ..look import containers, impure, places
 from ..make.plan import flattened
 from ..run.observe import warn
 from ..words import errors, pytree
@@ -144,9 +144,11 @@ def plain(call, looks):
         states = [impure.marked(state) for *_, state in impure.states(found.sources)]
         return [bytes(g.get_state().tolist()) for g in generators] + states
 
+    held = [(p.want, containers.entries(p.want)) for p in seen if type(p.want) in containers.NO_PLACES]
     before, versions = drawn(), list(map(core.version_of, tensors))
     result = call.function(*call.args, **call.kwargs)
     same = before == drawn() and versions == list(map(core.version_of, tensors)) and all(map(places.is_as_found, seen))
+    same = same and all(containers.holds(*row) for row in held)
     return result, None if same and not (takes or None in call.state.learnt.moves.written) else ACTS
 
 

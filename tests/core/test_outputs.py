@@ -271,7 +271,7 @@ def test_only_the_held_output_is_rescued(device):
 
 
 def test_every_held_result_is_rescued_once(device):
-    x = numbers(device)
+    x, others = numbers(device), cgt.stats().rescues
     f = jit_warm(double, x)
     held, wants = [], []
     for k in range(6):
@@ -282,7 +282,7 @@ def test_every_held_result_is_rescued_once(device):
         assert torch.equal(y, want)
     s = cgt.stats(f)
     assert (s.replays, s.rescues, s.rescued_bytes) == (6, 5, 5 * x.nbytes)
-    assert cgt.stats().rescues == 5
+    assert cgt.stats().rescues == others + 5
     assert "rescue" in cgt.explain(f)
 
 

@@ -106,8 +106,7 @@ def test_two_ways_through_the_program_are_five_recordings(device):
     assert names_of(a) == ["one", "three", "four"] and names_of(b) == ["one", "two", "four"]
     assert counts(first) == (1, 1, 199, 0) and counts(last) == (1, 2, 198, 0)
     assert counts(left) == counts(right) == (1, 1, 99, 0)
-    s = cgt.stats()
-    assert (s.copied_bytes, s.rescues) == (0, 0)
+    assert all((s.copied_bytes, s.rescues) == (0, 0) for s in map(cgt.stats, ways))
     slots = [core.node_facts(path[2]).slots for path in (a, b)]
     assert [(s[1], s[4]) for (s,) in slots] == [(PINNED, a[1]), (PINNED, b[1])]
     assert slots[0][0][3] != slots[1][0][3]  # another address: that is why 4 was recorded twice
@@ -359,8 +358,7 @@ def test_chain_becomes_a_path(device, says):
         del y
         assert [counts(f) for f in fs] == [(1, min(k, 1), max(k - 1, 0), 0)] * 3
     assert names_of(path_of(device)) == ["one", "two", "four"] and len(nodes_of(*fs)) == 3
-    s = cgt.stats()
-    assert (s.copied_bytes, s.rescues) == (0, 0)
+    assert all((s.copied_bytes, s.rescues) == (0, 0) for s in map(cgt.stats, fs))
 
 
 def test_independent_functions_without_step_are_two_roots(device):
@@ -441,7 +439,7 @@ def test_held_results_of_the_path_are_rescued_across_a_step(device, keep, rescue
         held, want = keep(a, b), [t.clone() for t in keep(several(x), two(x + 1))]
         del a, b
     cgt.step()
-    assert cgt.stats().rescues == 0  # nothing is overwritten yet
+    assert cgt.stats(f).rescues == cgt.stats(g).rescues == 0  # nothing is overwritten yet
     for _ in iterations(4, x):
         a = f(x)
         b = g(a[0])
@@ -449,8 +447,9 @@ def test_held_results_of_the_path_are_rescued_across_a_step(device, keep, rescue
         assert all(same(h, w) for h, w in zip(held, want, strict=True))
         assert not {id(t) for t in (a[0], *a[1][:1], a[1][1]["c"], b)} & {id(h) for h in held}
         del a, b
-    s = cgt.stats()
-    assert (s.rescues, s.rescued_bytes) == (rescues, elements * x.element_size())
+    both = cgt.stats(f), cgt.stats(g)
+    assert sum(s.rescues for s in both) == rescues
+    assert sum(s.rescued_bytes for s in both) == elements * x.element_size()
     assert counts(f) == counts(g) == (1, 1, 6, 0)
 
 
@@ -500,7 +499,7 @@ def test_poisoned_results_of_the_path_name_both_lines(device):
     z2 = g(y2)
     assert y2 is not y and z2 is not z
     assert same(y2, one(x)) and same(z2, two(y2))
-    assert cgt.stats().rescues == 0 and counts(f) == counts(g) == (1, 1, 3, 0)
+    assert cgt.stats(f).rescues == cgt.stats(g).rescues == 0 and counts(f) == counts(g) == (1, 1, 3, 0)
 
 
 # --- limits -----------------------------------------------------------------------------------
