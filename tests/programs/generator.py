@@ -7,9 +7,11 @@ arguments with their versions, random numbers, and all of the world are the same
 that was held all the while. CGT_PROGRAMS says how many to try.
 """
 
+import collections
 import math
 import os
 import types
+import weakref
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -117,6 +119,8 @@ class World:
         self.log, self.losses, self.other, self.inner = [], [], [], types.SimpleNamespace(total=0.0, last=None, losses=[])
         self.book, self.alias = {"a": [], "b": [], "n": 0, "x": {"a": []}}, {"a": []}
         self.parts, self.table = Parts(device), [0.5, 1.0, -0.25, 3.0]
+        self.owned = square(device, 14)  # to which programs come by a weak reference
+        self.line, self.known, self.weak = collections.deque([square(device, 12), square(device, 13)]), {square(device, 15)}, weakref.ref(self.owned)
         self.counters = {name: torch.tensor(2, dtype=getattr(torch, name)) for name in ("float32", "float64", "int64")}
 
     def fresh(self):
@@ -132,7 +136,8 @@ class World:
     def now(self):
         """All that a call can change."""
         module, momentum = self.m, [s["momentum_buffer"] for s in self.sgd.state.values()]
-        kept = {name: value for name, value in vars(self).items() if name not in ("device", "sgd", "m", "inner", "parts")}
+        kept = {name: value for name, value in vars(self).items() if name not in ("device", "sgd", "m", "inner", "parts", "weak")}
+        kept.update(line=list(self.line), known=list(self.known))
         return [kept, vars(self.inner), vars(self.parts), [module.b, module.n, module.last], momentum, self.w.grad]
 
 
@@ -398,6 +403,17 @@ KINDS = {
         z = z + o.parts.both(z, z) | z = z + o.parts.both(z, z[1:]) | z = z + o.parts.both(y, v) | z = z + o.parts.both(z, x * 1)
         """,
         head="z = x * 2 | v = y[1:3]",
+        results="z, x * 1",
+    ),
+    # Tensors to which neither argument nor place leads.
+    "hidden": Kind(
+        """
+        o.line[0].add_(x) | o.line[1].mul_(0.5) | o.line[1][1:].add_(z[1:]) | next(iter(o.known)).copy_(z) | o.weak().add_(z)
+        z = z + o.line[0] | z = z * o.weak() | z = z + next(iter(o.known)) | x.add_(o.line[1]) | z = z.sin() | o.a.mul_(0.5)
+        if {value} > 0: o.line[0].mul_(0.9) | z = z + o.line[0].sum().item() | o.line[0].t().add_(o.weak()) | out.append(o.line[1] * 2)
+        """,
+        head="z = x * 2",
+        between="pass | pass | o.line[0].mul_(0.5) | o.weak().add_(1) | next(iter(o.known)).zero_()",
         results="z, x * 1",
     ),
 }  # fmt: skip
