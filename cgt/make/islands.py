@@ -120,6 +120,7 @@ def meet(seen, call, function, args, kwargs):
         readout.fill(seen, None)  # on the host it runs all the same, and may look
     if observe.is_capture(seen) or (observe.is_host_recording(seen) and seen.reason is None):
         return record(seen, call, function, leaves, spec, line)
+    seen.acts = seen.acts or seen.run.recording  # which is refused, and must not come again
     result = beside(seen, lambda: function(*args, **kwargs))
     why = vet_result(seen, result, tensors)
     if why is not None:

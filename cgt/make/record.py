@@ -222,6 +222,7 @@ def on_host(call, attempt):
             put_back(plan)
         if reason is None:
             if attempt.seen is not None:
+                live.blame(call.state, attempt.seen, None)
                 readout.fill(attempt.seen, None)
             raise
         core.abort()

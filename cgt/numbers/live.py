@@ -298,7 +298,16 @@ def choose_row(seen: Seen, call: Any) -> bool:
 def see_written(seen: Seen, written: list[torch.Tensor]) -> None:
     """An op is about to write: not to a row that was chosen, nor where it was chosen from. Eager's row is a view."""
     if any(lying_in(t, seen.live.rows_of) for t in written):
-        leave(seen, errors.row_written(user_line(seen)))
+        give_views(seen, errors.row_written(user_line(seen)))
+
+
+def give_views(seen, sentence):
+    """Rows must be views after all: in another run, or, if that may not be, in this one, which is not recorded then."""
+    seen.live.untraced = sentence
+    if may_come_again(seen):
+        raise Unrecordable(sentence)
+    rows.as_views(seen)
+    refuse(seen, sentence)
 
 
 def is_live(data):
@@ -487,10 +496,7 @@ def close(seen: Seen, box: list) -> object:
         leave(seen, errors.row_written(trace.line()))
     seen.alive.objects.extend(numbers for *_, numbers in trace.tables)
     if trace.chosen and any(core.storage_id(t) in trace.chosen for t in core.alive(seen.run.returned)):
-        trace.untraced = errors.row_kept()
-        if is_capture(seen) or may_undo(seen) or may_repeat(seen):
-            raise Unrecordable(trace.untraced)
-        refuse(seen, trace.untraced)  # the values are right; what it is no view of is somewhere else
+        give_views(seen, errors.row_kept())
     if trace.changed is not None:
         refuse(seen, errors.changed_arguments(trace.changed))
     if escaped:
@@ -579,10 +585,8 @@ def watch(seen: Seen) -> None:
 
 def leave(seen: Seen, sentence: str) -> NoReturn:
     """The run came to code that tells stand-ins from numbers."""
-    if not (is_capture(seen) or may_undo(seen) or may_repeat(seen)):
-        raise errors.CgtError(sentence)
     seen.live.untraced = sentence
-    raise Unrecordable(sentence)
+    raise Unrecordable(sentence) if may_come_again(seen) else errors.CgtError(sentence)
 
 
 def blame(state: State, seen: Seen, reason: str | None) -> None:
@@ -608,17 +612,22 @@ def absolve(state: State, reason: str | None) -> str | None:
 
 def why_repeated(seen: Seen | None, error: BaseException) -> str | None:
     """A sentence if a run on the host that raised this is to come again with the very numbers and objects."""
-    blind = seen is not None and seen.code.looked and isinstance(error, Exception)
-    if blind and (may_undo(seen) or may_repeat(seen)):
+    if seen is None or (isinstance(error, Exception) and not may_come_again(seen)):
+        return None
+    if seen.code.looked and isinstance(error, Exception):
         seen.again = True
         return errors.changed_state(min(seen.code.looked))
-    if seen is None or seen.live is None:
+    if seen.live is None:
         return None
-    if seen.live.untraced is None and isinstance(error, Exception) and (may_undo(seen) or may_repeat(seen)):
+    if seen.live.untraced is None and isinstance(error, Exception):
         seen.live.untraced = errors.number_raised(f"{type(error).__name__}: {error}")
-    if seen.live.untraced is not None:
-        seen.again = True
+    seen.again = seen.again or seen.live.untraced is not None
     return seen.live.untraced
+
+
+def may_come_again(seen: Seen) -> bool:
+    """Did the run nothing, or nothing that cannot be undone?"""
+    return is_capture(seen) or may_undo(seen) or may_repeat(seen)
 
 
 def may_undo(seen: Seen | None) -> bool:
@@ -628,7 +637,8 @@ def may_undo(seen: Seen | None) -> bool:
 
 def may_repeat(seen):
     """Did the run nothing so far that a second one would do again?"""
-    if seen.random or seen.draws or seen.acts or not all(sid in seen.made for sid in seen.written):
+    acts = seen.random or seen.draws or seen.acts or seen.cuts.islands
+    if acts or not all(sid in seen.made for sid in seen.written):
         return False
     plan = seen.run.plan
     changed = places.find_changed(plan.places, lambda then, now: then is now or stands_for(seen.live, then, now))

@@ -4,6 +4,7 @@ Eager makes a view there, whose address the number decides. A recording has an o
 copies the row out, or in."""
 
 import operator
+import weakref
 from collections.abc import Callable
 
 import cgt_core as core
@@ -11,6 +12,7 @@ import torch
 from cgt_core import CUDA
 
 from ..data import Seen
+from ..run.observe import unseen
 
 WHOLE = slice(None)
 
@@ -41,7 +43,21 @@ def choose(seen: Seen, t: torch.Tensor, index: int, dim: int = 0) -> torch.Tenso
     row = torch.ops.aten._unsafe_view(t.index_select(dim, at(t, dim, index)), t.shape[:dim] + t.shape[dim + 1 :])
     trace.rows_of += [(core.storage_address(one), core.storage_bytes(one), core.storage_name(one)) for one in (row, t)]
     trace.chosen.add(core.storage_id(row))
+    trace.views.append((weakref.ref(row), weakref.ref(t), dim, index.node.value))  # who holds any of them is counted
     return row
+
+
+def as_views(seen: Seen) -> None:
+    """Rows that were copied become the views that eager's are: of a run that goes on, and is not recorded. Nobody has
+    written either of the two so far."""
+    trace = seen.live
+    with unseen(seen), torch.no_grad():
+        for *both, dim, index in trace.views:
+            row, t = (reference() for reference in both)
+            if row is not None and t is not None:
+                row.set_(t.select(dim, index))
+    for part in (trace.views, trace.rows_of, trace.chosen):
+        part.clear()
 
 
 def put(seen: Seen, stand_in: type, plain: Callable, t: torch.Tensor, index: object, value: object) -> None:

@@ -98,6 +98,7 @@ class Trace:
         self.started, self.asked = 0, set()  # code that was looked at (watch)
         self.rows_of = []  # (address, bytes, what keeps these) of memory that a number chose rows of, and of the rows
         self.chosen = set()  # memory of these rows
+        self.views = []  # (weak references to one and to the tensor that it is of, dimension, index)
         self.tables = []  # of Table
         self.bypassed = False  # somebody led to a table past its place, and changed it
         self.reads = {}  # row of a number that was read on the way -> the line

@@ -262,3 +262,76 @@ def test_sampler_that_goes_through_its_steps(device):
             mine, theirs = f(mine, t), denoise(theirs, t)
             assert torch.equal(mine, theirs), t
     assert cgt.stats(f).replays >= 15 and cgt.stats(f).records <= 4, cgt.explain(f)
+
+
+class Once:
+    """What runs eagerly in the middle of a call, and must not run twice."""
+
+    def __init__(self):
+        self.calls = 0
+
+    @cgt.eager
+    def part(self, x):
+        self.calls += 1
+        return x.sin()
+
+
+def written(table, row):
+    row.add_(1)
+    return row
+
+
+def beside(table, row):
+    table.mul_(2)
+    return row * 1
+
+
+def kept(table, row):
+    return row
+
+
+def through_a_view(table, row):
+    table[1:].t().add_(1)
+    return row + 1
+
+
+@pytest.mark.parametrize("how", [written, beside, kept, through_a_view])
+@pytest.mark.parametrize("first", [True, False], ids=["part, then row", "row, then part"])
+def test_rows_are_views_where_the_run_can_neither_be_undone_nor_come_again(device, how, first):
+    """A part of the user's ran: on the CPU that run goes on, as eager's, and is not recorded."""
+
+    def make():
+        table, once, held = values(device, 4, 3), Once(), []
+
+        def function(x):
+            at = x[0].argmax()
+            z = once.part(x) if first else x
+            row = table[at]
+            z = z if first else once.part(x)
+            return z + how(table, row) + x.sum().item()
+
+        return table, once, held, function
+
+    (mine, once, _, function), (theirs, twice, _, g) = make(), make()
+    f = cgt.jit(function)
+    for k in range(CALLS):
+        x = values(device, 4, 3, seed=k % 5)
+        assert torch.equal(f(x), g(x)) and torch.equal(mine, theirs), (k, cgt.explain(f))
+        assert once.calls == twice.calls == k + 1
+
+
+def test_a_row_that_is_kept_behind_a_part_is_a_view(device):
+    table, once, log = values(device, 4, 3), Once(), []
+
+    def function(x):
+        at = x[0].argmax()
+        log.append(table[at])
+        return once.part(x) + x.sum().item()
+
+    f = cgt.jit(function)
+    for k in range(CALLS):
+        x = values(device, 4, 3, seed=k % 5)
+        assert torch.equal(f(x), x.sin() + x.sum().item())
+        table.add_(1)
+        assert all(row.untyped_storage().data_ptr() == table.untyped_storage().data_ptr() for row in log), k
+    assert len(log) == once.calls == CALLS
