@@ -126,7 +126,7 @@ def values_of(home: dict | list) -> Iterable[object]:
     return list.__iter__(home) if isinstance(home, list) else dict.values(home)
 
 
-ARRAYS: tuple = (bytearray, array.array, *((sys.modules["numpy"].ndarray,) if "numpy" in sys.modules else ()))
+ARRAYS: tuple = (bytearray, array.array, *filter(None, [getattr(sys.modules.get("numpy"), "ndarray", None)]))
 # What no guard compares the contents of: an audit does.
 NO_PLACES = (collections.deque, set, contextvars.ContextVar, threading.local, *ARRAYS)
 MOST_BYTES = 1 << 20  # of an array's
