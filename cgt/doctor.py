@@ -250,7 +250,7 @@ def scope_of(found, given, args, kwargs, reached):
     tensors = list({id(t): t for t in (*given, *(t for _, t in found.tensors))}.values())
     homes = [home for home, _ in containers.contents([*args, *kwargs.values()])]
     homes += [p.home for p in found.places if p.kind in (DICT_LEN, LIST_LEN)]
-    homes += [p.want for p in found.places if type(p.want) in containers.NO_PLACES]
+    homes += containers.unguarded(p.want for p in found.places)
     owned = [places.dict_of(owner) for owner in found.owners.values() if not isinstance(owner, types.ModuleType)]
     homes += [home for home in owned if home is not None]
     return audit.Scope(

@@ -844,14 +844,14 @@ cdef list last_nodes(void* stream):
 
 cdef int cuda_back(Recording* r, list marks) except -1:
     """What these streams capture next comes behind these nodes, whatever they captured since."""
-    cdef Nodes nodes
     for stream, mark in zip(cuda_streams(r), marks):
-        nodes.clear()
-        for node in mark: nodes.push_back(<cu.CUgraphNode><uintptr_t>node)
-        check(CUDA, cu.cuStreamUpdateCaptureDependencies(
-            <cu.CUstream><uintptr_t>stream, nodes.data(), NULL, nodes.size(),
-            cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES), CALL_CUT)
+        check(CUDA, stream_behind(<void*><uintptr_t>stream, mark), CALL_CUT)
     return 0
+
+cdef int stream_behind(void* stream, const vector[uintptr_t]& nodes) except? RAISES:
+    return cu.cuStreamUpdateCaptureDependencies(
+        cu_stream(stream), <cu.CUgraphNode*>nodes.data(), NULL, nodes.size(),
+        cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
 
 cdef int cuda_thin(vector[void*]* vain) except? RAISES:
     """Take out nodes that were captured to look at, the last one first. Nothing stands behind them."""

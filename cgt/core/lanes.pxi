@@ -42,6 +42,7 @@ cdef void lanes_reset(const Handles& nodes) noexcept:
 
 cdef void lanes_meet(const Handles& nodes) noexcept:
     """Everything that comes stands behind these nodes, which stand behind all that was."""
+    global LANE_COMMON, LANES_MET
     cdef int k
     LANE_COMMON, LANES_MET = LANE_LENGTH, nodes
     for k in range(MAX_LANES): LANE_CLOCK[k], LANE_ENDS[k] = LANE_LENGTH, nodes
@@ -173,22 +174,6 @@ cdef void* lane_stream(int device, int lane) except? NULL:
         LANE_STREAMS[device][lane] = <void*>made
     return LANE_STREAMS[device][lane]
 
-cdef int stream_ends(void* stream, Handles* ends) except? RAISES:
-    """The nodes behind which stands what this stream captures next."""
-    cdef cu.CUstreamCaptureStatus status
-    cdef const cu.CUgraphNode* last = NULL
-    cdef size_t n = 0, k
-    cdef int code = cu.cuStreamGetCaptureInfo(cu_stream(stream), &status, NULL, NULL, &last, NULL, &n)
-    ends.clear()
-    for k in range(n if code == 0 else 0): ends.push_back(<uintptr_t>last[k])
-    return code
-
-cdef int stream_behind(void* stream, const Handles& nodes) except? RAISES:
-    """Let it be these."""
-    return cu.cuStreamUpdateCaptureDependencies(
-        cu_stream(stream), <cu.CUgraphNode*>nodes.data(), NULL, nodes.size(),
-        cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
-
 cdef int lane_follow(int device, void* stream, void* behind) except? RAISES:
     """What comes on `behind` waits for what `stream` has now."""
     cdef void* event = NULL
@@ -199,10 +184,9 @@ cdef int lane_follow(int device, void* stream, void* behind) except? RAISES:
 cdef int lane_enter(Recording* r, int64_t home, list reads, list writes, bint stays) except -1:
     """The next op runs on the lane that is returned, which is the thread's stream from now on. What the recording's own
     stream did meanwhile stands behind all lanes, and before what they do next. `home`: torch's id of that stream."""
-    cdef Handles now, nodes
+    cdef Handles now = last_nodes(r.stream), nodes
     cdef Row need
     cdef int lane
-    check(CUDA, stream_ends(r.stream, &now), CALL_BEGIN)
     if LANES.empty():
         lanes_reset(now)
         r.lanes_home, r.wide_stays = home, stays
@@ -220,12 +204,11 @@ cdef int lane_enter(Recording* r, int64_t home, list reads, list writes, bint st
 
 cdef list lane_leave(Recording* r, int lane, list reads, list writes, list made):
     """It ran. The recording's own stream is the thread's again, and stands behind it, too. As of lane_put."""
-    cdef Handles nodes
+    global LANES_OWN
     cuda_set_stream(r.lanes_home, r.device)
-    check(CUDA, stream_ends(lane_stream(r.device, lane), &nodes), CALL_BEGIN)
-    abroad = lane_put(lane, nodes, reads, writes, made)
+    abroad = lane_put(lane, last_nodes(lane_stream(r.device, lane)), reads, writes, made)
     check(CUDA, stream_behind(r.stream, lanes_ends()), CALL_BEGIN)
-    check(CUDA, stream_ends(r.stream, &LANES_OWN), CALL_BEGIN)
+    LANES_OWN = last_nodes(r.stream)
     return abroad
 
 cdef int lanes_join(Recording* r) except? RAISES:

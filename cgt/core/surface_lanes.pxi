@@ -20,8 +20,9 @@ def lane_passed(int lane, int other, int number):
 
 def lanes_wait():
     """All that comes on lanes waits for all that was. Are there any?"""
+    global LANES_OWN
     if LANES.empty(): return False
-    check(CUDA, stream_ends(TABLE.rec.stream, &LANES_OWN), CALL_BEGIN)     # which stands behind all
+    LANES_OWN = last_nodes(TABLE.rec.stream)    # which stands behind all
     lanes_meet(LANES_OWN)
     return True
 
@@ -54,7 +55,6 @@ def wide_run(int n, bint chain):
     stream_order(p, &DRIVERS[CUDA], stream)
     check(CUDA, timed_launch(node_now(n).exec if chain else w.exec, stream, p.device, &us), CALL_LAUNCH)
     if w.us[not chain] == 0 or us < w.us[not chain]: w.us[not chain] = us
-    return us
 
 def wide_end(int n, bint chain):
     """Go on with one of the forms. The caller holds the paths."""

@@ -303,7 +303,7 @@ def filled_by(kept):
     """Containers whose entries a replay changes, or whose entries no place compares."""
     rows = rows_of(kept)
     appended = [rows[effect.place][WANT] for effect in kept.objects[2] if effect.kind == APPENDS]
-    return appended + [row[WANT] for row in rows if type(row[WANT]) in containers.NO_PLACES]
+    return appended + containers.unguarded(row[WANT] for row in rows)
 
 
 UNFOLLOWED = "a tensor that cgt cannot follow"
@@ -408,9 +408,11 @@ def take(scope: Scope) -> Held:
 
 def narrowed(scope, before, after, kept):
     """The same without what the replay left as it was: other threads may be at that meanwhile. Random generators are
-    not compared, and given back to who draws; gradients are those of who changes more than results."""
+    not compared, and given back to who draws; gradients are those of who changes more than results; arrays, which no
+    replay writes but by tensors, are those threads'."""
     moved = [a is not b for a, b in zip(before.places, after.places, strict=True)]
-    homes = [a != b for (_, a), (_, b) in zip(before.contents, after.contents, strict=True)]
+    contents = zip(before.contents, after.contents, strict=True)
+    homes = [a != b and not isinstance(home, containers.ARRAYS) for (home, a), (_, b) in contents]
     generators, grads = [kept.draws] * len(scope.generators), [kept.changes] * len(before.grads)
 
     def of(one, contents):

@@ -144,7 +144,7 @@ def plain(call, looks):
         states = [impure.marked(state) for *_, state in impure.states(found.sources)]
         return [bytes(g.get_state().tolist()) for g in generators] + states
 
-    held = [(p.want, containers.entries(p.want)) for p in seen if type(p.want) in containers.NO_PLACES]
+    held = [(home, containers.entries(home)) for home in containers.unguarded(p.want for p in seen)]
     before, versions = drawn(), list(map(core.version_of, tensors))
     result = call.function(*call.args, **call.kwargs)
     same = before == drawn() and versions == list(map(core.version_of, tensors)) and all(map(places.is_as_found, seen))

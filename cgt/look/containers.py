@@ -127,22 +127,34 @@ def values_of(home: dict | list) -> Iterable[object]:
 
 
 ARRAYS: tuple = (bytearray, array.array, *filter(None, [getattr(sys.modules.get("numpy"), "ndarray", None)]))
-# What no guard compares the contents of: an audit does.
 NO_PLACES = (collections.deque, set, contextvars.ContextVar, threading.local, *ARRAYS)
-MOST_BYTES = 1 << 20  # of an array's
+MOST_BYTES = 1 << 20  # of all arrays together
+
+
+def unguarded(values: Iterable[object]) -> list[Any]:
+    """Those among these whose contents no guard compares, so that an audit does. Of arrays as many as are small
+    together, and none that holds objects."""
+    found, room = [], MOST_BYTES
+    for value in [value for value in values if type(value) in NO_PLACES]:
+        if isinstance(value, ARRAYS):
+            objects = getattr(getattr(value, "dtype", None), "hasobject", False)
+            nbytes = value.nbytes if hasattr(value, "nbytes") else memoryview(value).nbytes
+            if objects or nbytes > room:
+                continue
+            room -= nbytes
+        found.append(value)
+    return found
 
 
 def entries(home: Any) -> list:
-    """What is in a dict, a list, or one of NO_PLACES; of an array its bytes, if they are few and no objects."""
+    """What is in a dict, a list, or one of NO_PLACES: of an array its bytes, of the others what this thread sees."""
     if isinstance(home, dict):
         return list(dict.items(home))
     if isinstance(home, ARRAYS):
-        view = home if hasattr(home, "nbytes") else memoryview(home)
-        objects = getattr(getattr(home, "dtype", None), "hasobject", False)
-        return [] if objects or view.nbytes > MOST_BYTES else [view.tobytes()]
+        return [bytes(home) if isinstance(home, bytearray) else home.tobytes()]
     if isinstance(home, contextvars.ContextVar):
         return [now] if (now := home.get(NO_PLACES)) is not NO_PLACES else []
-    return list(vars(home).items() if isinstance(home, threading.local) else home)  # those of this thread
+    return list(vars(home).items() if isinstance(home, threading.local) else home)
 
 
 def holds(home: Any, was: list) -> bool:
@@ -163,7 +175,8 @@ def restore(held: Iterable[tuple[Any, list]]) -> None:
         if isinstance(home, ARRAYS):
             fill(home, *was)
         elif isinstance(home, contextvars.ContextVar):
-            home.set(*was or [None])
+            for value in was:  # one that had no value cannot be without one again
+                home.set(value)
         else:
             home = vars(home) if isinstance(home, threading.local) else home
             kinds = (list, collections.OrderedDict, dict, collections.deque, set)
@@ -172,12 +185,11 @@ def restore(held: Iterable[tuple[Any, list]]) -> None:
             (kind.extend if kind in (list, collections.deque) else kind.update)(home, was)
 
 
-def fill(home: Any, *was: bytes) -> None:
-    """An array has these bytes, if they were kept."""
-    for data in was:
-        if isinstance(home, bytearray):
-            home[:] = data
-        elif isinstance(home, array.array):
-            home[:] = array.array(home.typecode, data)
-        else:
-            home[...] = type(home)(home.shape, home.dtype, data)
+def fill(home: Any, data: bytes) -> None:
+    """An array has these bytes again. One of NumPy's that cannot be written is another one's, which is not ours."""
+    if isinstance(home, bytearray):
+        home[:] = data
+    elif isinstance(home, array.array):
+        home[:] = array.array(home.typecode, data)
+    elif home.flags.writeable:
+        home[...] = type(home)(home.shape, home.dtype, data)

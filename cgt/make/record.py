@@ -387,8 +387,7 @@ def snapshot(call, plan):
     histories, random = core.histories(plan.tensors), torch.default_generator.get_state()
     anew = plan.device if plan.driver == core.CUDA and core.dropout_begins_anew(plan.device) else None
     given = containers.contents([*call.args, *call.kwargs.values()])
-    wanted = [p.want for p in plan.places if type(p.want) in containers.NO_PLACES]
-    given += [(home, containers.entries(home)) for home in wanted]
+    given += [(home, containers.entries(home)) for home in containers.unguarded(p.want for p in plan.places)]
     return Before(
         plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan), given,
         collectives.sizes(plan.found.sharded), keys_in(plan.places),

@@ -24,7 +24,7 @@ import cgt
 from cgt.api import state_of
 from cgt.data import remember
 from cgt.decide import audit
-from cgt.look import impure
+from cgt.look import containers, impure
 from cgt.make import describe, islands
 from cgt.numbers import live
 from cgt.run import blank
@@ -143,6 +143,23 @@ def test_what_changes_beside_tensors_is_told_by_the_first_audit(device, kind):
             x = values(device, seed=k)
             assert torch.equal(f(x), x * 2) and int(told_by(home)) == k + 1
     assert cgt.stats(f).audited == 1, cgt.explain(f)
+
+
+def test_arrays_that_cannot_be_written_or_had_no_value_are_left(device):
+    """What is put back: not through a view that may not write, and a variable without a value keeps what it got."""
+    base, var, local = numpy.zeros(2), contextvars.ContextVar("var"), threading.local()
+    view = base.view()
+    view.flags.writeable = False
+    held = [(home, containers.entries(home)) for home in containers.unguarded([view, var, local, 3, [1]])]
+    base[0], local.n = 1, 2
+    var.set(5)
+    containers.restore(held)
+    assert base[0] == 1 and var.get() == 5 and not vars(local)
+
+
+def test_arrays_are_looked_into_as_far_as_all_are_small_together(device):
+    arrays = [numpy.zeros(1 << 15) for _ in range(6)]  # of 256 KiB
+    assert len(containers.unguarded([*arrays, bytearray(3)])) == 4
 
 
 @pytest.mark.parametrize("home", [numpy.zeros(1 << 18), numpy.array([None, 1], dtype=object)], ids=["large", "objects"])

@@ -116,6 +116,18 @@ def test_ops_that_need_nothing_of_each_other_are_beside_each_other():
     assert run.op(5, [1, 4], []) in (0, 3) and run.behind[5] == {1, 4}
 
 
+def test_all_begin_behind_the_same_nodes_and_meet_behind_others():
+    core.lanes_begin([7])
+    assert core.lanes_last() == [7] and core.lane_choose([], []) == (0, [7])
+    core.lane_ran(0, [8], [], [], [1])
+    assert core.lanes_last() == [8]
+    core.lanes_meet_at([9])
+    assert core.lanes_last() == [9]
+    assert core.lane_choose([], []) == (0, [9])  # which was used before, and has nothing under way
+    core.lane_ran(0, [10], [], [], [2])
+    assert core.lanes_last() == [10] and core.lane_choose([], []) == (1, [9])
+
+
 def test_a_row_of_ops_stays_on_one_lane():
     run = Run()
     for k in range(1, 10):

@@ -100,7 +100,8 @@ def test_store_of_another_tensor_at_each_call_is_as_in_eager(device, store, kept
         return
     assert cgt.stats(f).replays == 0
     told = f"something keeps {STORES[store]}" if store is view else f"{STORES[store]}"
-    assert any(told in reason or "Holder.__dict__" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+    grown = "len(Holder.__dict__)" if store is of_the_class else told  # whichever place is looked at first
+    assert any(told in reason or grown in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
     assert store is view or all("is changed by the function" in reason for reason in cgt.stats(f).reasons)
 
 

@@ -547,19 +547,19 @@ def test_anomaly_mode_around_calls_finds_what_it_finds_in_eager(device, whole):
             grad, w.grad = w.grad.clone(), None
             return grad
 
-        f = wrap(step) if whole else step
+        f, x = wrap(step) if whole else step, torch.empty(4, device=device)
         for k in range(10):
             with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(k > 4):
                 warnings.simplefilter("ignore")
                 try:
-                    out.append(f(torch.full((4,), -1.0 if k == 7 else 1.0, device=device)).isnan().any().item())
+                    out.append(f(x.fill_(-1.0 if k == 7 else 1.0)).isnan().any().item())
                 except RuntimeError as error:
                     out.append(str(error))
                     w.grad = None
         told.append(out)
     assert told[0] == told[1] and "SqrtBackward0" in told[1][7] and told[1][6] is False
     s = cgt.stats(f if whole else model)
-    assert s.replays >= 2 and errors.blocked(7) in s.reasons
+    assert s.replays >= 3 and errors.blocked(7) in s.reasons
 
 
 def test_call_in_a_functorch_transform_runs_plainly(device):
