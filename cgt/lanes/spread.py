@@ -14,12 +14,13 @@ import torch
 
 from ..data import Seen
 from ..run import observe
+from ..words import private
 from ..words.private import OpOverload
 
 # Ops that have to do with more than their tensors: random state, memory of a library's handle, other streams.
 ELSEWHERE = (
     "_cudnn_rnn", "_thnn_fused", "record_stream", "linalg_", "_linalg", "cholesky", "_cholesky", "lu_", "triangular",
-    "_fft", "_sparse", "sparse", "_cudnn_ctc", "_miopen",
+    "_fft", "_sparse", "sparse", "_cudnn_ctc",
 )  # fmt: skip
 # A lane's memory that others use is held. Of what ops made, at most one part in so many; bytes that may be in any case.
 HELD, LEAST_HELD = 5, 1 << 25
@@ -31,15 +32,16 @@ class Spread(NamedTuple):
     home: int  # id of the recording's own stream
     shared: dict  # where a storage from outside begins that shares bytes with another one -> one of these places
     under_way: list  # of the op that runs: (lane, what it reads, what it writes, a tensor for each); or nothing
-    holds: dict  # lane -> [(another lane, the number of an op there that uses its memory, what keeps that)]
+    holds: dict  # lane -> {memory of it: ({lane that uses it, too: the number of its last such op}, what keeps it)}
     nbytes: list  # [those that ops made so far, those that are held]
 
 
 def is_wanted(seen: Seen) -> bool:
     """Are ops of this run to be spread?"""
+    if seen.run.parallel == "never" or not observe.is_capture(seen):
+        return False
     # What exchanges data has streams of its own, and gives memory back behind PyTorch's back.
-    alone = not (seen.run.others or (torch.distributed.is_available() and torch.distributed.is_initialized()))
-    return seen.run.parallel != "never" and observe.is_capture(seen) and alone
+    return not (seen.run.others or private.groups())
 
 
 def may_go(op: OpOverload, facts: Any) -> bool:
@@ -97,11 +99,10 @@ def places_shared(tensors):
 
 def release(spread, lane):
     """What a lane is behind by now is held no more."""
-    rows = spread.holds.pop(lane)
-    kept = [row for row in rows if not core.lane_passed(lane, *row[:2])]
-    spread.nbytes[1] -= sum(core.storage_bytes(t) for *_, t in rows) - sum(core.storage_bytes(t) for *_, t in kept)
-    if kept:
-        spread.holds[lane] = kept
+    for memory, (uses, kept) in list(spread.holds[lane].items()):
+        if all(core.lane_passed(lane, *use) for use in uses.items()):
+            spread.nbytes[1] -= core.storage_bytes(kept)
+            del spread.holds[lane][memory]
 
 
 def leave(seen: Seen, call: Any) -> None:
@@ -114,9 +115,11 @@ def leave(seen: Seen, call: Any) -> None:
     fresh = call.fresh if call is not None else ()
     made = {core.storage_address(t): core.storage_bytes(t) for t in fresh if t.is_cuda}
     for memory, home in core.lane_back(lane, reads, writes, list(made)):
-        held = core.alias(stored[memory])
-        spread.holds.setdefault(home, []).append((lane, core.lane_length(lane), held))
-        spread.nbytes[1] += core.storage_bytes(held)
+        held = spread.holds.setdefault(home, {})
+        if memory not in held:
+            held[memory] = {}, core.alias(stored[memory])
+            spread.nbytes[1] += core.storage_bytes(stored[memory])
+        held[memory][0][lane] = core.lane_length(lane)
     spread.nbytes[0] += sum(made.values())
     if spread.nbytes[1] > max(LEAST_HELD, spread.nbytes[0] // HELD):
         let_go(seen)
@@ -129,13 +132,7 @@ def give_up(seen: Seen) -> None:
 
 
 def let_go(seen: Seen) -> None:
-    """Memory is free that some lane may still use."""
+    """Memory is free that some lane may still use: all lanes meet, and nothing is held any more."""
     if seen.spread is not None and core.lanes_wait():
-        end(seen)
-
-
-def end(seen: Seen) -> None:
-    """Nothing is held any more."""
-    if seen.spread is not None:
         seen.spread.holds.clear()
         seen.spread.nbytes[1] = 0

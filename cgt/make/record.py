@@ -15,7 +15,6 @@ import torch
 
 from ..cuts import apart, readout, segments
 from ..data import Attempt, Call, Draft, Plan, Seen, Words, remember
-from ..lanes import spread
 from ..look import containers, impure, places
 from ..numbers import addresses, counters, live
 from ..run import observe, tokens, views
@@ -148,7 +147,7 @@ def end_run(state, plan, seen):
     """The function is done. The graph that it left behind ends at what the call was given and reached; it is known
     which of the copied slots need no copy; and behind all else what was written in the others comes to where the user
     has it."""
-    spread.end(seen)
+    seen.spread = None  # no lane's memory is held any more
     if plan.saves:
         core.sinks_open(plan.sinks, plan.tensors)
     if seen.reason is not None:

@@ -217,14 +217,16 @@ def set_parallel_statistics(module: DistributedDataParallel, n: int) -> None:
     module.reducer._set_ddp_runtime_logging_sample_rate(n)
 
 
+def groups() -> dict:
+    """Those in which this process exchanges data. No code runs, which an observed run would take for its own."""
+    return getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_pg_map", {})
+
+
 def nccl_timeout() -> float | None:
     """Seconds that a collective of NCCL's may take, in the group that allows the longest; None without one."""
-    world = getattr(getattr(torch.distributed, "distributed_c10d", None), "_world", None)
-    found = []
-    for group, (backends, _) in () if world is None else list(world.pg_map.items()):
-        if "nccl" in backends:
-            found.append(group._get_backend(torch.device("cuda")).options._timeout.total_seconds())
-    return max(found, default=None)
+    mine = [group for group, (backends, _) in list(groups().items()) if "nccl" in backends]
+    options = [group._get_backend(torch.device("cuda")).options for group in mine]
+    return max((one._timeout.total_seconds() for one in options), default=None)
 
 
 def mode_is_active(mode: TorchDispatchMode) -> bool:

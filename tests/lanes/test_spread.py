@@ -14,7 +14,7 @@ from torch import nn
 
 import cgt
 from cgt.api import state_of
-from cgt.lanes import forms
+from cgt.lanes import forms, spread
 
 CALLS = 10
 
@@ -240,6 +240,24 @@ def test_addresses_and_numbers_that_change_are_told_to_the_form_that_is_chosen(d
     assert cgt.stats(f).replays >= 18, cgt.explain(f)
     if device.type == "cuda":
         assert any(form is not None and form[2] for _, form in forms_of(f)), cgt.explain(f)
+
+
+def test_memory_that_many_lanes_read_is_held_once(device, monkeypatch):
+    """Else lanes would meet for it, since they may hold so much alone."""
+    monkeypatch.setattr(spread, "HELD", 1 << 40)
+    monkeypatch.setattr(spread, "LEAST_HELD", 4 * 4096)
+    met = []
+    monkeypatch.setattr(spread, "let_go", met.append)
+
+    def function(x):
+        y = x * 2  # 4096 bytes
+        return torch.stack([(y[k] + k).sum() for k in range(16)])
+
+    f = cgt.jit(function, parallel="always")
+    for k in range(CALLS):
+        x = values(device, 16, 64, seed=k)
+        assert torch.equal(f(x), function(x))
+    assert cgt.stats(f).replays >= CALLS - 3 and not met, cgt.explain(f)
 
 
 def test_one_behind_the_other(device):

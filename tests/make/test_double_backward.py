@@ -30,6 +30,7 @@ def test_a_gradient_penalty_through_a_replayed_model(device):
             seen.append(loss.item())
         return critic, seen, [p.detach().clone() for p in critic.parameters()]
 
+    run(lambda f: f)  # on a GPU the first run of a process differs from all others in the last bit
     critic, *got = run(cgt.jit)
     assert same(got, list(run(lambda f: f)[1:]))
     assert cgt.stats(critic).replays >= 20 and cgt.stats(critic).eager == 0, cgt.explain(critic)

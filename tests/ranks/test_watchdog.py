@@ -98,10 +98,19 @@ def test_timeout_is_that_of_the_most_patient_group_of_nccl(monkeypatch):
         def _get_backend(self, device):
             return self
 
-    assert private.nccl_timeout() is None
+    assert private.nccl_timeout() is None and not private.groups()
     groups = {Group(40): ("nccl", None), Group(70): ("cpu:gloo,cuda:nccl", None), Group(90): ("gloo", None)}
-    monkeypatch.setattr(torch.distributed.distributed_c10d, "_world", types.SimpleNamespace(pg_map=groups))
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_pg_map", groups)
     assert private.nccl_timeout() == 70
+
+
+def test_a_process_with_a_group_is_known(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        assert private.groups()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert not private.groups()
 
 
 @pytest.mark.parametrize("value, off", [(None, False), ("0", True), ("3", False)])
