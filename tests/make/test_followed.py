@@ -156,6 +156,84 @@ def test_an_accumulator_that_is_returned_too(device, begin):
     assert cgt.stats(f).replays >= 16, cgt.stats(f).reasons
 
 
+def attributes(s, x):
+    s.a, s.b = s.b, 2 * s.b - s.a + x * 0.1
+    return s.b.sum()
+
+
+def three_in_place(s, x):
+    s.c.copy_(2 * s.b - s.a + x * 0.1)
+    s.a, s.b, s.c = s.b, s.c, s.a
+    return s.b.sum()
+
+
+def change_places(s, x):
+    s.a.copy_(s.b * 0.5 + x)
+    s.a, s.b = s.b, s.a
+    return s.a + s.b
+
+
+def entries(s, x):
+    s.rows[0], s.rows[1] = s.rows[1], 2 * s.rows[1] - s.rows[0] + x * 0.1
+    return s.rows[1].sum()
+
+
+def queue(s, x):
+    new = s.rows[0] * 0.5 + s.rows[-1] + x
+    s.rows.append(new)
+    s.rows.pop(0)
+    return new
+
+
+def pair(s, x):
+    before, now = s.pair
+    s.pair = now, 2 * now - before + x * 0.1
+    return s.pair[1].sum()
+
+
+def to_elsewhere(s, x):
+    s.box["a"], s.rows[1] = s.rows[1], s.box["a"] * 0.5 + x
+    return s.box["a"].sum()
+
+
+def levels(device):
+    return types.SimpleNamespace(
+        a=square(device), b=square(device, 2), c=square(device, 3), rows=[square(device, 4), square(device, 5)],
+        pair=(square(device, 6), square(device, 7)), box={"a": square(device, 8)},
+    )  # fmt: skip
+
+
+def between(s, k, device):
+    """Somebody else has to do with the state, too."""
+    if k == 10:
+        s.a, s.rows[0], s.pair, s.box["a"] = square(device, 31), square(device, 32), s.pair[::-1], square(device, 33)
+    if k == 14:  # one tensor in two places
+        s.a, s.rows[0], s.pair, s.box["a"] = s.b, s.rows[1], s.pair[:1] * 2, s.rows[1]
+    if k == 18:
+        s.a, s.b, s.rows[:] = square(device, 34), square(device, 35), [square(device, 36), square(device, 37)]
+        s.pair = square(device, 38), square(device, 39)
+
+
+@pytest.mark.parametrize("function", [attributes, three_in_place, change_places, entries, queue, pair, to_elsewhere])
+def test_levels_that_are_handed_on(device, begin, function):
+    """A tensor that lay in one place comes to another, as in a leapfrog: the very tensor, whatever is read or written there."""
+    mine, theirs, kept = levels(device), levels(device), []
+    f, x = cgt.jit(lambda x: function(mine, x)), square(device)
+    for k in range(40):
+        begin()
+        before = [mine.b, mine.rows[-1], mine.pair[1]]
+        assert identical(f(x.copy_(square(device, k))), function(theirs, x)), k
+        assert identical(vars(mine), vars(theirs)), k
+        if k % 9 == 4:
+            kept.append((mine.a, mine.a.clone()))
+        if function in (attributes, entries, pair):
+            assert any(one is was for one, was in zip((mine.a, mine.rows[0], mine.pair[0]), before, strict=True))
+        for one in (mine, theirs):
+            between(one, k, device)
+    assert cgt.stats(f).replays >= 20, cgt.explain(f)
+    assert all(identical(one, was) for one, was in kept) or function in (three_in_place, change_places)
+
+
 def test_while_another_thread_runs_it_is_not_recorded(device, short_cool_down):
     """A capture would show it tensors that were never computed."""
     s, x, stop = types.SimpleNamespace(h=torch.zeros(4, 4, device=device)), square(device), threading.Event()

@@ -361,7 +361,7 @@ def asks_all(o, x):
 
 
 ASKS = [
-    asks_length, asks_last, asks_first, returns_the_list, adds_in_place, stores_an_object, asks_all,
+    asks_length, asks_last, asks_first, adds_in_place, stores_an_object, asks_all,
     stores_and_returns_one, stores_one_inside_of_another, stores_what_was_there, stores_what_another_keeps,
     stores_a_set,
 ]  # fmt: skip
@@ -373,7 +373,7 @@ def test_what_is_stored_and_read_keeps_the_function_from_replaying(device, ask):
     assert cgt.stats(f).replays == 0, cgt.explain(f)
 
 
-@pytest.mark.parametrize("ask", [asks_stored, asks_in_another, appends_and_turns], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("ask", [asks_stored, asks_in_another, appends_and_turns, returns_the_list], ids=lambda f: f.__name__)
 def test_a_tensor_or_a_flag_that_is_stored_and_read_is_followed(device, ask):
     f, _ = puts_agree(ask, device)
     assert cgt.stats(f).replays >= 10, cgt.explain(f)

@@ -275,7 +275,8 @@ KINDS = {
         o.a = torch.tanh(o.a + x); x = torch.tanh(x + 1) | o.inside.update(c=o.inside["c"] * x); x = torch.tanh(x)
         o.rows[0] = x * 0.5; x = torch.tanh(x) | o.b = x; x = torch.tanh(x) | o.a, o.b = o.b, o.a
         o.a = o.a * 0.5; o.a = o.a * 0.5; x = x + [o.a].count(o.a) | x = x * o.a.shape[0] | x = x + 1 if o.a is o.b else x - 1
-        x = torch.tanh(x + o.b.t())
+        x = torch.tanh(x + o.b.t()) | o.a, o.b, o.rows[0] = o.b, o.rows[0], x * 0.5; x = torch.tanh(x) | o.b = o.a; o.a = x; x = torch.tanh(x)
+        o.inside["c"], o.a = o.a, o.inside["c"] * 0.9 | o.pair = o.pair[1], o.a | o.b.copy_(o.a * 0.5 + x); o.a, o.b = o.b, o.a
         """,
         between="""
         o.a = o.fresh() | o.b = r | o.rows[0] = o.fresh() | o.inside["c"] = r.clone() | o.a, o.b = o.b, o.a | o.a = o.b | o.a = o.b[:]
