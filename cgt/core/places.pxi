@@ -57,14 +57,14 @@ cdef int empty_same(PyObject* want, PyObject* now) except -1:
 
 cdef int place_follow(Table* t, id_t n, id_t j) except -1:
     """The tensor in the node's place j is its slot's from now on, if it is one of that type; so are those of a tuple
-    there."""
+    there, of the class that is wanted."""
     cdef Place* p = node_place(t, node_row(t, n), j)
     cdef int32_t k, items = p.items
     cdef id_t slot = p.slot
     cdef PyObject* now = place_now(p[0])
     if now is NULL: return 0
     if not items: return slot_follow(t, n, slot, now)
-    if Py_TYPE_(now) != TUPLE_TYPE or PyTuple_GET_SIZEX(now) != items: return 0
+    if Py_TYPE_(now) != p.want or PyTuple_GET_SIZEX(now) != items: return 0
     held = <object>now                  # what is let go of may come to code of Python's
     for k in range(items):
         if not slot_follow(t, n, slot + k, PyTuple_GET_ITEMX(now, k)): return 0

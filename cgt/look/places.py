@@ -50,6 +50,7 @@ from ..data import maker_of
 from ..run.taps import is_reader
 from ..words import private, wrappers
 from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is_sharded_module, knows_sharding
+from ..words.pytree import is_namedtuple
 from . import blinds
 from .bytecode import ENTRY
 from .code import code_reads, family, is_ambient, parts_of
@@ -705,9 +706,9 @@ def read_argument(walk, tensor, path, names):
 
 
 def tensors_at(value: Any) -> tuple[torch.Tensor, ...]:
-    """(the tensor,), or the tensors of a tuple of nothing else; or ()."""
-    if type(value) is tuple:
-        return value if all(issubclass(type(one), torch.Tensor) for one in value) else ()
+    """(the tensor,), or the tensors of a tuple or NamedTuple of nothing else; or ()."""
+    if type(value) is tuple or (is_namedtuple(value) and not type(value).__dictoffset__):
+        return tuple(value) if all(issubclass(type(one), torch.Tensor) for one in value) else ()
     return (value,) if issubclass(type(value), torch.Tensor) else ()
 
 

@@ -653,10 +653,10 @@ def group_places(
         present = p.want is not places.MISSING
         guard = core.BY_VALUE if is_plain(p.want) else core.BY_IDENTITY
         guard = next((kind for kind, members in kinds if k in members), guard)
-        want = None if k in follows else p.want  # the core has it from the slot
-        want = blinds.empty(type(want)) if k in hidden else want  # the last call's is nobody's business
         slots = follows.get(k, [core.NONE])
-        items = len(slots) if k in follows and type(p.want) is tuple else 0
+        items = len(slots) if k in follows and isinstance(p.want, tuple) else 0
+        want = type(p.want) if items else None if k in follows else p.want  # the core has tensors from the slots
+        want = blinds.empty(type(want)) if k in hidden else want  # the last call's is nobody's business
         row = (p.kind, p.home, p.key, guard, want, present, number, numbers.get(k, slots[0]), items)
         teller = places.told_by(p)
         if teller is not None:

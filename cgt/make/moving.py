@@ -315,8 +315,8 @@ def is_replaced(place: Place) -> bool:
     if now is place.want:
         return False
     then, ones = (places.tensors_at(value) for value in (place.want, now))
-    alike = len(ones) == len(then) > 0 and (type(now) is tuple) == (type(place.want) is tuple)
-    return alike and all(type(one) is torch.Tensor for one in ones)
+    rows = [type(value) if isinstance(value, tuple) else None for value in (place.want, now)]
+    return len(ones) == len(then) > 0 and rows[0] is rows[1] and all(type(one) is torch.Tensor for one in ones)
 
 
 def is_asked(seen: Seen, place: Place) -> bool:

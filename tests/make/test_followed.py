@@ -8,6 +8,7 @@ import gc
 import threading
 import types
 import weakref
+from typing import NamedTuple
 
 import cgt_core as core
 import pytest
@@ -191,6 +192,26 @@ def pair(s, x):
     return s.pair[1].sum()
 
 
+class Levels(NamedTuple):
+    before: torch.Tensor
+    now: torch.Tensor
+
+    def speed(self):
+        return self.now - self.before
+
+
+class Backwards(Levels):
+    __slots__ = ()
+
+    def speed(self):
+        return self.before - self.now
+
+
+def named(s, x):
+    s.named = s.named._replace(before=s.named.now, now=s.named.now + s.named.speed() + x * 0.1)
+    return s.named.now.sum()
+
+
 def to_elsewhere(s, x):
     s.box["a"], s.rows[1] = s.rows[1], s.box["a"] * 0.5 + x
     return s.box["a"].sum()
@@ -200,6 +221,7 @@ def levels(device):
     return types.SimpleNamespace(
         a=square(device), b=square(device, 2), c=square(device, 3), rows=[square(device, 4), square(device, 5)],
         pair=(square(device, 6), square(device, 7)), box={"a": square(device, 8)},
+        named=Levels(square(device, 9), square(device, 10)),
     )  # fmt: skip
 
 
@@ -207,14 +229,16 @@ def between(s, k, device):
     """Somebody else has to do with the state, too."""
     if k == 10:
         s.a, s.rows[0], s.pair, s.box["a"] = square(device, 31), square(device, 32), s.pair[::-1], square(device, 33)
+        s.named = Backwards(*s.named)
     if k == 14:  # one tensor in two places
         s.a, s.rows[0], s.pair, s.box["a"] = s.b, s.rows[1], s.pair[:1] * 2, s.rows[1]
     if k == 18:
         s.a, s.b, s.rows[:] = square(device, 34), square(device, 35), [square(device, 36), square(device, 37)]
         s.pair = square(device, 38), square(device, 39)
+        s.named = Levels(square(device, 40), square(device, 41))
 
 
-@pytest.mark.parametrize("function", [attributes, three_in_place, change_places, entries, queue, pair, to_elsewhere])
+@pytest.mark.parametrize("function", [attributes, three_in_place, change_places, entries, queue, pair, named, to_elsewhere])
 def test_levels_that_are_handed_on(device, begin, function):
     """A tensor that lay in one place comes to another, as in a leapfrog: the very tensor, whatever is read or written there."""
     mine, theirs, kept = levels(device), levels(device), []

@@ -100,6 +100,21 @@ class Parts:
             raise KeyError(self.calls)
 
 
+class Named(NamedTuple):
+    a: torch.Tensor
+    b: torch.Tensor
+
+    def mean(self):
+        return self.a * 0.5 + self.b * 0.5
+
+
+class Other(Named):
+    __slots__ = ()
+
+    def mean(self):
+        return self.a - self.b
+
+
 class World:
     """What a function finds outside of its arguments: each kind of program has some of it."""
 
@@ -108,6 +123,7 @@ class World:
         self.a, self.b, self.c, self.h = (square(device, k) for k in (1, 2, 3, 7))
         self.rows, self.inside, self.pair = [square(device, 3)], {"c": square(device, 4)}, (self.a, self.b)
         self.s, self.t, self.two = (square(device, 5), square(device, 6)), (square(device, 8),), [(square(device, 9), square(device, 10))]
+        self.named, self.Named, self.Other = Named(square(device, 16), square(device, 17)), Named, Other
         self.grid, self.count = values(device, 2, 4, 4, seed=4), torch.zeros(3, dtype=torch.int64, device=device)
         self.part, self.memory = self.grid[1, 1:], torch.zeros(4, device=device)
         self.w = square(device, 11).requires_grad_()
@@ -291,12 +307,14 @@ KINDS = {
         x = torch.tanh(x + o.s[0] * o.s[-1]) | x = torch.tanh(x * o.t[0]) | x = torch.tanh(x - o.a) | x = torch.tanh(x + o.two[0][1])
         o.s = torch.tanh(o.s[-1] + x), o.s[0] * 0.5 | o.t = (o.t[0] * x,) | o.two[0] = x * 0.5, o.two[0][0] | o.a = o.a * 0.5 + x
         o.t = (x,); x = torch.tanh(x) | o.t = o.s[-1:] | o.n = o.n + 1 | x = torch.tanh(x + o.s[0].mul_(0.5))
+        o.named = o.named._replace(b=x * 0.5); x = torch.tanh(x) | o.named = o.Named(o.named.b, o.a + x) | x = torch.tanh(x + o.named.mean())
+        o.s, o.named = o.named[::-1], o.named._make(o.s) | x = torch.tanh(x * o.named.a)
         x = x + 1 if o.s[0] is o.a else x - 1 | x = torch.tanh(x * len(o.s)) | x = torch.tanh(x * (2 if o.s is o.two[0] else 1))
         """,
         between="""
         o.s = o.fresh(), o.fresh() | o.t = (r,) | o.two[0] = r.clone(), o.fresh() | o.s = o.s[::-1] | o.s = o.two[0]
         o.s = o.s[0], o.s[0] | o.a = o.s[0] | o.s = o.a, r | o.s = o.s[:1] | pass | o.t = (o.fresh()[:1].clone(),) | o.t = (o.t[0][:],)
-        o.s = r, r.clone()
+        o.s = r, r.clone() | o.named = o.Other(*o.named) | o.named = o.Named(o.fresh(), r) | o.named = o.Named(r, r) | o.s = o.named
         """,
         calls=refilled(5),
         results="x * 2",
