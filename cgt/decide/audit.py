@@ -284,6 +284,7 @@ def tensors_of(call, nodes):
     """[(path, tensor, does it lie in memory that is written), ...] of what these recordings read and write."""
     tensors = {}
     for n in nodes:
+        core.node_misplaced(n)  # to ask is to follow what lies in places now
         slots = core.node_facts(n).slots
         paths, found = call.state.keep[n].slot_paths, core.slot_tensors(n, leaves_of(call.flat))
         for path, slot, t in zip(paths, slots, found, strict=True):

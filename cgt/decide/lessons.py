@@ -41,6 +41,7 @@ def vet_follows(state: State, plan: Plan, seen: Seen) -> str | None:
     first = len(plan.flat.tensors)
     copied = [plan.reached[k - first] for k in plan.copied if k >= first]
     asked = [plan.places[k].path for k in plan.follows if moving.is_asked(seen, plan.places[k])]
+    asked += [path for path, t in zip(plan.flat.paths, plan.flat.tensors, strict=True) if id(t) in seen.code.hashed]
     asked += [one.path for one in copied if one.owner != NONE and moving.is_one_asked(seen, [one.tensor])]
     if not asked:
         return None

@@ -162,13 +162,22 @@ def look_everywhere(walk, function, roots, arguments, most):
     for path, thing in roots:
         visit(walk, thing, path)
     walk.open.extend((read_argument, tensor, path) for path, tensor in arguments)
+    if not open_all(walk, most) or (walk_strangers(walk) and not open_all(walk, most)):
+        return None
+    guard_absences(walk)
+    measure(walk)
+    return walk.found
+
+
+def open_all(walk, most):
+    """Until nothing new is found. False: there are too many places."""
     n_open = n_names = 0
     while walk.todo or n_open < len(walk.open) or n_names < len(walk.names):
         while walk.todo:
             rule, thing, path = walk.todo.popleft()
             rule(walk, thing, path)
             if len(walk.found.places) > most:
-                return None
+                return False
         names = frozenset(walk.names)
         fresh = frozenset(list(walk.names)[n_names:])
         walk.hits.clear()
@@ -177,10 +186,21 @@ def look_everywhere(walk, function, roots, arguments, most):
             reader, thing, path = walk.open[row]
             reader(walk, thing, path, fresh if row < asked else names)
             if len(walk.found.places) > most:
-                return None
-    guard_absences(walk)
-    measure(walk)
-    return walk.found
+                return False
+    return True
+
+
+def walk_strangers(walk):
+    """Code that ran and to which nothing led: an object of C's had the function (a deque, a weak reference), or it was
+    looked up by its name. What it reads of its module is read all the same. Was there any?"""
+    met = {code for one in walk.seen.values() if type(one) is types.FunctionType for code in family(one.__code__)}
+    strange = [code for code in walk.ran or () if code not in met]
+    scopes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())] if strange else []
+    files = {scope.get("__file__"): scope for scope in scopes if not is_ambient(scope.get("__name__"))}
+    strange = [code for code in strange if code.co_filename in files]
+    for code in sorted(strange, key=lambda code: (code.co_filename, code.co_firstlineno)):
+        walk_globals(walk, files[code.co_filename], code_reads(code))
+    return bool(strange)
 
 
 # What a visit does with an object is the rule for its type, in the table at the end.
@@ -326,6 +346,7 @@ def walk_partial(walk, partial, path):
     visit(walk, partial.func, path)
     visit(walk, partial.args, f"{path}.args")
     visit(walk, partial.keywords, f"{path}.keywords")
+    walk_subclass(walk, partial, path)
 
 
 def walk_wrapper(walk, wrapper, path):
@@ -439,6 +460,12 @@ def walk_opaque(walk, entries, path):
     cls = type(entries)  # of which only the builtin ones may be asked for their length
     if not any(cls is builtin for builtin in OPAQUE) or len(entries):
         walk.found.notes.append(f"{path} is a {NAME_OF(cls)}: guarded by identity, not by its contents.")
+    walk_subclass(walk, entries, path)
+    kind = next((kind for kind in (set, collections.deque) if derives(cls, (kind,))), None)
+    inside = [entries()] if cls is weakref.ref else list(kind.__iter__(entries)) if kind is not None else ()
+    if not is_too_large(walk, len(inside), path):  # which ones they are is not guarded, what they hold is
+        for value in [one for one in inside if rule_for(type(one)) in (walk_instance, walk_function, walk_method)]:
+            visit(walk, value, f"an entry of {path}")
 
 
 def walk_source(walk, source, path):
@@ -739,8 +766,9 @@ def walk_module(walk, module, path):
     walk_hooks(walk, own, MODULE_HOOKS, path)
     if is_sharded_module(type(module)):
         walk.found.taken_over.append(path)
-    if id(torch.nn.functional) not in walk.seen:  # in which torch's modules look their functions up
-        visit(walk, torch.nn.functional, "torch.nn.functional")
+    visit(walk, torch.nn.functional, "torch.nn.functional")  # in which torch's modules look their functions up
+    if GLOBAL_HOOKS not in walk.known:
+        walk.known.add(GLOBAL_HOOKS)
         walk_hooks(walk, vars(torch_module), GLOBAL_HOOKS, "torch.nn.modules.module")
     walk_instance(walk, module, path)
 
@@ -919,7 +947,8 @@ WRAPPERS = (
 RULES = (  # the first that fits; None: nothing to walk
     ((str,), walk_text),
     ((torch.Tensor,), walk_tensor),
-    ((torch.Size, frozenset), None),
+    ((torch.Size,), None),
+    ((frozenset,), walk_subclass),
     ((types.FunctionType,), walk_function),
     ((types.MethodType, types.BuiltinMethodType, types.MethodWrapperType), walk_method),
     ((functools.partial,), walk_partial),

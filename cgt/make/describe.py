@@ -569,9 +569,8 @@ def make_output(known, place, t):
     if row.kind == core.VIEW:
         return errors.kept_argument(known.paths[row.ref])
     is_grad = row.kind == core.SHARED and outs[row.ref].grad_slot != core.NONE  # of which there is one tensor alone
-    followed = {slot for slots in known.plan.follows.values() for slot in slots}
-    is_reached = row.kind == core.INPUT and known.slots[row.ref].leaf == core.NONE and row.ref not in followed
-    if row.kind not in (core.FRESH, core.SHARED, core.INPUT) or is_grad or is_reached:
+    is_grad |= row.kind == core.INPUT and known.slots[row.ref].owner != core.NONE
+    if row.kind not in (core.FRESH, core.SHARED, core.INPUT) or is_grad:
         return errors.changed_state(place.path)
     return None
 

@@ -330,7 +330,14 @@ def is_one_asked(seen: Seen, tensors: list[torch.Tensor]) -> bool:
 
 
 def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
-    """A sentence if the run put other tensors into places that it read and that are not followed yet, or None."""
+    """A sentence if the run put other tensors into places that it read and that are not followed yet, or None. Nor is
+    one followed that a place had already to which the run only stores: whether it was stored anew is not known."""
+    there = {id(put.place.want) for put in plan.found.kept if value_at(put.place) is put.place.want}
+    held = {p: k for p, (k, slot) in plan.followable.items() if k in plan.follows and id(plan.tensors[slot]) in there}
+    if held:
+        stay = [path for path, k in held.items() if not is_replaced(plan.places[k])]
+        state.learnt.moves.followed.difference_update(stay)
+        return errors.follows(min(held))
     if state.opts.outputs != "rescue":  # what is in a place lasts, whatever becomes of results
         return None
     found = {k: plan.places[k] for k, _ in sorted(plan.followable.values())}

@@ -38,6 +38,29 @@ EVERY = "every:1"
 # --- where all is well ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("audit", [AUDITS_BY_DEFAULT, EVERY])
+def test_one_way_replaces_a_tensor_and_another_writes_it(device, audit):
+    """What each of the two recordings follows is what lies there now, not what lay there when it ran last."""
+
+    class Environment:
+        def __init__(self):
+            self.x = torch.zeros(2, device=device)
+
+        def step(self, force):
+            if self.x.abs().max() > 2:
+                self.x = torch.zeros(2, device=device)
+            self.x += force
+            return self.x.sum()
+
+    mine, theirs = Environment(), Environment()
+    f = cgt.jit(mine.step, audit=audit)
+    for k in range(3 * CALLS):
+        force = values(device, 2, seed=k)
+        assert torch.equal(f(force), theirs.step(force)) and torch.equal(mine.x, theirs.x), k
+    told = cgt.stats(f)
+    assert told.replays >= 2 * CALLS and told.audited >= 6 and state_of(f).mismatches == 0, cgt.explain(f)
+
+
 class Model:
     """All that a call may change."""
 

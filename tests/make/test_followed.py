@@ -258,6 +258,47 @@ def test_levels_that_are_handed_on(device, begin, function):
     assert all(identical(one, was) for one, was in kept) or function in (three_in_place, change_places)
 
 
+def stores_attribute(s, x, up):
+    s.last = s.a
+    return s.c + s.a + x
+
+
+def stores_entry(s, x, up):
+    s.box["last"] = s.a
+    return s.c + s.a + x
+
+
+def stores_now_and_then(s, x, up):
+    if up:
+        s.last = s.a
+    return s.c + s.a + x
+
+
+def stores_and_changes(s, x, up):
+    if up:
+        s.last = s.a
+    s.a, s.b = s.b, s.a
+    return s.c + s.a + x
+
+
+@pytest.mark.parametrize("function", [stores_attribute, stores_entry, stores_now_and_then, stores_and_changes])
+def test_a_tensor_is_stored_that_was_there_already_when_it_was_recorded(device, function):
+    """Another one may come to where it is from: then that is stored."""
+    mine, theirs = levels(device), levels(device)
+    for s in (mine, theirs):
+        s.last = s.box["last"] = None
+    f, x = cgt.jit(lambda x, up: function(mine, x, up)), square(device)
+    for k in range(40):
+        if k == 8:  # another recording, in a state in which nothing is stored anew
+            mine.c, theirs.c = square(device, 50), square(device, 50)
+        if k in (4, 16, 19, 20, 21, 30):
+            mine.a, theirs.a = square(device, 60 + k), square(device, 60 + k)
+        assert identical(f(x, k % 7 != 5), function(theirs, x, k % 7 != 5)), k
+        assert identical(vars(mine), vars(theirs)), k
+        assert (mine.last is mine.a) == (theirs.last is theirs.a) and (mine.box["last"] is mine.a) == (theirs.box["last"] is theirs.a), k
+    assert cgt.stats(f).replays >= 16 or function is stores_and_changes, cgt.explain(f)
+
+
 def test_while_another_thread_runs_it_is_not_recorded(device, short_cool_down):
     """A capture would show it tensors that were never computed."""
     s, x, stop = types.SimpleNamespace(h=torch.zeros(4, 4, device=device)), square(device), threading.Event()
@@ -624,3 +665,13 @@ def test_a_tensor_that_is_asked_for_by_its_hash_is_not_followed(device):
         assert identical(f(x), (h + x) * 2), k
         assert len(known) == n + 1
     assert cgt.stats(f).replays == 0
+
+
+def test_an_argument_as_a_key_is_that_very_tensor(device):
+    a, b = square(device), square(device, 2)
+    scales = {a: 2.0, b: 3.0}
+    f = cgt.jit(lambda x, which: x * scales[which])
+    for k in range(20):
+        which = a if k < 10 or k % 2 else b
+        assert identical(f(square(device, k), which), square(device, k) * scales[which]), k
+    assert any("asks which tensor is in args[1]" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)

@@ -16,6 +16,7 @@ import random
 import re
 import sys
 import time
+import types
 import weakref
 
 import numpy
@@ -883,7 +884,7 @@ def test_what_is_jitted_is_a_break_of_what_is_compiled_around_it(device):
     assert all(torch.equal(f(x), want) for _ in range(6)) and cgt.stats(f).replays
 
 
-@footgun("A tensor stored where the function reads it keeps it from replaying")
+@footgun("A list that grows, and that the function reads, keeps it from replaying")
 def test_tensor_that_outlives_the_call_without_being_returned_runs_eagerly(device):
     history, x = [], ones(device)
     jitted = cgt.jit(lambda x: (history.append(x * 2), x + len(history) - len(history) + 1)[1])
@@ -904,6 +905,27 @@ def test_tensor_that_outlives_the_call_without_being_returned_runs_eagerly(devic
 
 
 # --- where the function runs --------------------------------------------------------------------
+
+
+@footgun("On the CPU, an op that raises in a replay leaves counters, attributes and gradients as they were")
+def test_python_state_is_left_by_a_replay_that_raises():
+    table, state = torch.arange(12.0).view(6, 2), types.SimpleNamespace(n=0)
+
+    def f(index):
+        state.n += 1
+        return torch.nn.functional.embedding(index, table) * state.n
+
+    jitted = cgt.jit(f)
+    for _ in range(5):
+        jitted(torch.tensor([1]))
+    with pytest.raises(IndexError):
+        jitted(torch.tensor([9]))
+    assert state.n == 5 and cgt.stats(jitted).replays >= 2
+    with pytest.raises(IndexError):
+        f(torch.tensor([9]))
+    assert state.n == 6
+    checked = lambda index: jitted(index) if index.max() < len(table) else None  # noqa: E731
+    assert checked(torch.tensor([9])) is None and checked(torch.tensor([1])).tolist() == [[14.0, 21.0]], "instead: check before"
 
 
 @footgun("Both bodies of torch.cond run when they are recorded, and an endless while_loop is endless")
