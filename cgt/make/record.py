@@ -487,7 +487,7 @@ class Parts(NamedTuple):
     given: list  # tensors of the result, or memory of theirs; None: comes of another one
     bases: dict  # the same of hidden outputs of which results are views
     grads: list  # (tensor, what its .grad was)
-    puts: list  # (EffectRow, what came to its place)
+    puts: list  # (EffectRow, memory of what came to its place, that itself while somebody has it)
 
 
 def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
@@ -509,7 +509,8 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
     were = {one.owner: one.tensor for one in plan.reached if one.owner != core.NONE and plan.driver == core.CUDA}
     for e, (owner, _) in zip(sets, grads, strict=True):
         owner.grad = were.get(e.slot)
-    puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (core.PUTS, core.APPENDS)]
+    came = [e for e in draft.effects if e.kind in (core.PUTS, core.APPENDS)]
+    puts = [(e, put_of(draft, e, given), left_at(plan.places[e.place])) for e in came]
     for put, _ in plan.changes.puts:  # and these
         if put.place.kind == core.LIST_LEN:
             del put.place.home[put.place.want :]
@@ -545,6 +546,12 @@ def put_of(draft, effect, given):
     return effect.by if effect.out == core.NONE else part(effect.out)
 
 
+def left_at(place):
+    """What the function put there, as long as somebody else has it, too."""
+    value = None if place.kind == core.LIST_LEN else places.value_at(place)
+    return weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: None
+
+
 def restore_result(plan: Plan, seen: Seen, draft: Draft, parts: Parts) -> object:
     """The call's result after all, over the memory in which it was made."""
     outs, whole, made = draft.outs[: len(parts.given)], dict(enumerate(parts.given)) | parts.bases, []
@@ -564,13 +571,14 @@ def restore_result(plan: Plan, seen: Seen, draft: Draft, parts: Parts) -> object
         seen.alive.results.append(weakref.ref(one.tensor))
     for owner, proto in parts.grads:
         owner.grad = proto
-    for effect, value in parts.puts:
-        place = plan.places[effect.place]
+    for effect, memory, left in parts.puts:
+        place, one = plan.places[effect.place], left()
+        value = memory if one is None else one
         if effect.kind == core.APPENDS:
             place.want.append(value)
         else:
             places.put_back(place._replace(want=value))
-    puts = [t for _, value in parts.puts for t in pytree.tensors_in(value)]
+    puts = [t for _, value, _ in parts.puts for t in pytree.tensors_in(value)]
     results = (*given, *(proto for _, proto in parts.grads), *puts)
     seen.alive.results.extend(weakref.ref(t) for t in results if t is not None)
     pairs = zip(outs, given, strict=True)
