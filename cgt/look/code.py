@@ -13,7 +13,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 import torch
@@ -67,6 +67,18 @@ BEARERS = tuple(
     for name in "nn/ amp/ ao/ fx/ distributed/ optim/lr_scheduler.py optim/swa_utils.py".split()
 )
 ABOUT_MODULES = tuple(os.sep + name for name in ("functional.py", "init.py", "module.py"))
+
+
+KERNELS: set[types.CodeType | None] = set()  # of Python's, that ran in ops of other libraries: in replays they run, too
+
+
+def note_kernels(started: set[types.CodeType | None], body: Callable[[], object]) -> None:
+    """body(), which is an op of another library."""
+    before = set(started)
+    try:
+        body()
+    finally:
+        KERNELS.update(started - before)
 
 
 def is_compiled(code: types.CodeType) -> bool:

@@ -53,7 +53,7 @@ from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is
 from ..words.pytree import is_namedtuple
 from . import blinds
 from .bytecode import ENTRY
-from .code import code_reads, family, is_ambient, parts_of
+from .code import KERNELS, code_reads, family, is_ambient, parts_of
 
 MISSING, value_at = core.MISSING, core.value_at
 DICTS = frozenset(map(id, (dict, collections.defaultdict, collections.OrderedDict)))  # a metaclass may have its own ==
@@ -194,7 +194,7 @@ def walk_strangers(walk):
     """Code that ran and to which nothing led: an object of C's had the function (a deque, a weak reference), or it was
     looked up by its name. What it reads of its module is read all the same. Was there any?"""
     met = {code for one in walk.seen.values() if type(one) is types.FunctionType for code in family(one.__code__)}
-    strange = [code for code in walk.ran or () if code not in met]
+    strange = [code for code in walk.ran or () if code not in met and code not in KERNELS]
     scopes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())] if strange else []
     files = {scope.get("__file__"): scope for scope in scopes if not is_ambient(scope.get("__name__"))}
     strange = [code for code in strange if code.co_filename in files]

@@ -15,6 +15,7 @@ from ..cuts import apart, segments
 from ..data import Seen
 from ..lanes import spread
 from ..look import returns
+from ..look.code import note_kernels
 from ..numbers import addresses, counters, live, scalars
 from ..run import blank, constants, observe, tape
 from ..run.devices import name_of
@@ -91,7 +92,14 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
         return
     if seen.live is not None:
         live.watch(seen)
-    facts, of_others, of_usual = seen.watch.of_op.get(id(op)) or choose_watchers(seen, op)
+    watchers = seen.watch.of_op.get(id(op)) or choose_watchers(seen, op)
+    known = watchers[0].namespace in constants.KNOWN
+    watch = functools.partial(watch_op, seen, watchers, args, kwargs)
+    watch() if known else note_kernels(seen.code.started, watch)
+
+
+def watch_op(seen, watchers, args, kwargs):
+    facts, of_others, of_usual = watchers
     if seen.inside or facts.namespace == "profiler":
         core.proceed(None)
         return
@@ -345,11 +353,7 @@ BEFORE = (
     Watcher(count, "no other watcher may take a count for a read", when=has_numbers),
     Watcher(find_numbers, "an op with live numbers is not constant", when=has_numbers),
     Watcher(judge, "it asks for writes and numbers"),
-    Watcher(
-        read_index,
-        "what is constant, or only counted, is no index",
-        lambda op, facts: facts.packet == "_local_scalar_dense",
-    ),
+    Watcher(read_index, "what is constant or counted is none", lambda op, facts: facts.packet == "_local_scalar_dense"),
     Watcher(find_values, "what is constant, or only counted, is not asked for", op_facts.may_ask),
     Watcher(vet, "a constant is refused nothing; memory of an op that is refused is none that is touched"),
     Watcher(touch_inputs, "it knows the user's tensors, not their copies"),
@@ -357,11 +361,7 @@ BEFORE = (
     Watcher(exchange_inputs, "from here on arguments are those with which the op runs"),
     Watcher(find_movable, "addresses are those of the copies", when=lambda seen: seen.copied.movable),
     Watcher(choose_memory, "what is brought to the GPU takes the place of what was exchanged", when=observe.is_capture),
-    Watcher(
-        begin_draw,
-        "the state of the generator in front of the op, behind all that may run ops of its own",
-        lambda op, facts: facts.draws,
-    ),
+    Watcher(begin_draw, "the generator right in front of the op, behind others' own", lambda op, facts: facts.draws),
     Watcher(read_values, "the segment ends right in front of the op", op_facts.may_ask),
     Watcher(spread.enter, "nothing but the op is launched on its lane", spread.may_go, spread.is_wanted),
 )
