@@ -84,15 +84,13 @@ def wall_rows(record):
 
 
 def beside_rows(record):
-    """[[step, µs of its ops in eager's order, and side by side, how many times faster, memory over the former's]]"""
-    us, known, head = times(record), figures(record), "test_side_by_side["
+    """[[step, µs of its ops in eager's order, and side by side, how many times faster]]"""
+    record = record | {"bench": record.get("beside", record["bench"])}  # they ran without the others
+    us, head = times(record), "test_side_by_side["
     names = [bench.removeprefix(head)[:-1] for bench in us if bench.startswith(head)]
     both = [(name, us[f"{head}{name}]"]["floor"], us[f"{head}{name}]"]["cgt"]) for name in names]
-    more = "{}: memory of the pool, over the same"
-    return [
-        [name, number(alone), number(beside), f"{number(alone / beside)} ×", with_unit(known[more.format(name)]["value"], "×")]
-        for name, alone, beside in sorted(both, key=lambda row: row[2] / row[1])
-    ]
+    both.sort(key=lambda row: row[2] / row[1])
+    return [[name, number(alone), number(beside), f"{number(alone / beside)} ×"] for name, alone, beside in both]
 
 
 def guard_rows(record):
@@ -119,7 +117,7 @@ def tables(record):
             [[row, *(number(us[kind]) if us[kind] else "" for kind in KINDS)] for row, us in host_rows(record)],
         ),
         "wall": grid(["wall time over eager", ""], [[row, with_unit(value, "×")] for row, value in wall_rows(record)]),
-        "beside": grid(["a replay, µs", "in their order", "side by side", "", "memory"], beside_rows(record)),
+        "beside": grid(["a replay, µs", "in their order", "side by side", ""], beside_rows(record)),
         "guard": grid(["guard alone, µs", *map(str, TENSORS)], [[row, *map(number, values)] for row, values in guard_rows(record)]),
     }
     for name, whats in LISTS.items():
