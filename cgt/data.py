@@ -199,7 +199,8 @@ class State:
 
 
 def remember(state: State, **learnt: Any) -> None:
-    """Fields of what the function's calls showed are these from now on. With the lock of warming and recording."""
+    """Fields of what the function's calls showed are these from now on. With the lock around warming and recording: of
+    two threads that do this at once, the one forgets what the other learnt."""
     for name, value in learnt.items():
         if getattr(state.learnt, name) is not value:
             state.learnt = state.learnt._replace(**learnt)
@@ -443,7 +444,6 @@ class RanCode(NamedTuple):
     """The code objects that ran (trace.py)."""
 
     started: set
-    known: set  # those among them that were looked at (vets.vet_started)
     beside: set  # those of other threads
     looked: set  # paths of places in which somebody looked at what a blind stands for, or found it
     hashed: set  # ids of the tensors of which it was asked which one each is, past its values, as of a key
@@ -528,7 +528,6 @@ class Run(NamedTuple):
     blockers: dict | None = None  # all that forbids replay -> how often, where somebody asks
     ops: list | None = None  # of NotedOp, where somebody asks
     parallel: str = "never"  # as of Options
-    ran: set | None = None  # of a capture: the code that was looked at for places
 
     @property
     def saves(self) -> bool:
@@ -546,6 +545,7 @@ class Seen:
     spread: Any = None  # lanes.Spread: which ops run side by side
     trail: list = fresh(list)  # (op, line) of each that made or wrote something
 
+    # what its mechanisms write down, each its own
     copied: Copied = fresh(maker_of(Copied))
     reads: ReadValues = fresh(maker_of(ReadValues))
     readouts: Readouts = fresh(maker_of(Readouts))

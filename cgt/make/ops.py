@@ -26,7 +26,7 @@ from . import facts as op_facts
 from . import fed, packed
 from .facts import COLLECTIVES, DROPOUT, INDEXES, KEEPS_SEED, OpFacts, facts_of
 from .optional import collectives, forks
-from .vets import host_reason, vet_effect, vet_generator, vet_gpus, vet_op, vet_started
+from .vets import host_reason, vet_effect, vet_generator, vet_gpus, vet_op
 
 LIFTS = ("lift_fresh", "lift_fresh_copy")
 MAKES = (*LIFTS, "set_")  # tensors of what comes from outside
@@ -90,8 +90,6 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
     if op is None:
         observe.refuse(seen, errors.mode_inside(observe.user_line(seen)))
         return
-    if seen.run.ran is not None:
-        vet_started(seen)
     if seen.live is not None:
         live.watch(seen)
     watchers = seen.watch.of_op.get(id(op)) or choose_watchers(seen, op)
@@ -103,12 +101,14 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
 def watch_op(seen, watchers, args, kwargs):
     facts, of_others, of_usual = watchers
     if seen.inside or facts.namespace == "profiler":
-        return core.proceed(None)
+        core.proceed(None)
+        return
     call = OpCall(facts, args, kwargs)
     call.known = op_facts.usual_inputs(seen, call.inputs) if facts.usual else None
     call.usual = call.known is not None
     if not call.usual and op_facts.is_of_shapes(call):
-        return core.proceed(None)
+        core.proceed(None)
+        return
     before, behind = of_usual if call.usual else of_others
     for look in before:
         if look(seen, call):

@@ -9,8 +9,6 @@ import torch
 from cgt_core import CUDA, HOST
 
 from ..data import Seen
-from ..look import code
-from ..look.impure import code_of_function, imported
 from ..run import constants
 from ..run.devices import name_of
 from ..run.observe import asks_on, is_capture, is_host_recording, refuse, unseen, user_line
@@ -19,24 +17,6 @@ from ..words.private import OpOverload, has_threads
 from . import advice, fed
 from .facts import CASTS_INSIDE, COLLECTIVES, WAITS, OpFacts, is_elsewhere, is_hosts, is_to_host, is_zeros, odd_kind
 from .optional import collectives
-
-
-def vet_started(seen: Seen) -> None:
-    """In a capture, leave the function at the first op of code that was not looked at for places: what that would put
-    there is never computed, and would not be put back."""
-    started, known = seen.code.started, seen.code.known
-    if len(known) == len(started):
-        return
-    ran: Any = seen.run.ran
-    fresh: Any = started - known
-    known.update(fresh)
-    fresh = code_of_function(fresh - ran, set()) - {None}
-    fresh = code_of_function(fresh, imported(started)) if fresh else fresh
-    more = code.that_reads_more(fresh, ran) if fresh else ()
-    if more and not any(map(code.is_compiled, ran)):
-        ran.update(fresh)
-        seen.again = True
-        refuse(seen, errors.new_code(more[0].co_name, f"{more[0].co_filename}:{more[0].co_firstlineno}"))
 
 
 def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn: list[torch.Tensor]) -> None:

@@ -60,7 +60,6 @@ def observe_plan(state: State, plan: Plan, swaps: list[tuple], before: object, p
         slots=frozenset(map(core.storage_id, tensors)), since=sequence_number(), returned=core.results(),
         computes=plan.numbers.computes, until=learnt.late, apart=learnt.apart, sources=plan.sources,
         blockers=state.blockers, ops=[] if compared else None, parallel=state.opts.parallel,
-        ran=state.ran if plan.driver == CUDA and plan.graph is None else None,
     )  # fmt: skip
     seen = Seen(run)
     seen.autograd.leaves.extend(tensors[k] for k in plan.grads)
