@@ -7,6 +7,7 @@ import contextlib
 import functools
 import signal
 import traceback
+import types
 import weakref
 from typing import NamedTuple
 
@@ -45,6 +46,8 @@ class Before(NamedTuple):
     given: list = []  # of containers.contents: the call's arguments, deques and sets
     gathered: list = []  # of collectives.sizes
     keys: list = []  # of keys_in
+    # [(dict of an object or of an optimizer's states, its entries that are no places)]: new code may set some of them
+    beside: list = []
 
 
 def on_side_stream(device):
@@ -389,8 +392,25 @@ def snapshot(call, plan):
     given += [(home, containers.entries(home)) for home in containers.unguarded(p.want for p in plan.places)]
     return Before(
         plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan), given,
-        collectives.sizes(plan.found.sharded), keys_in(plan.places),
+        collectives.sizes(plan.found.sharded), keys_in(plan.places), attributes_beside(plan),
     )  # fmt: skip
+
+
+def attributes_beside(plan):
+    """As of Before."""
+    owners = [one for one in plan.found.owners.values() if one is not None and type(one) is not types.ModuleType]
+    homes = [home for home in map(places.dict_of, owners) if home is not None]
+    states = [one.state for one in owners if isinstance(one, torch.optim.Optimizer)]
+    return entries_beside([*homes, *(home for state in states for home in (state, *state.values()))], plan.places)
+
+
+def entries_beside(homes, found):
+    known = named_in(found)
+    return [(home, {key: value for key, value in home.items() if (id(home), key) not in known}) for home in homes]
+
+
+def named_in(found):
+    return {(id(p.home), p.key) for p in found if type(p.key) is str}
 
 
 def keys_in(found):
@@ -407,6 +427,7 @@ def accept(before: Before) -> None:
     before.counters[:] = counters.as_now(before.counters)
     before.given[:] = [(home, containers.entries(home)) for home, _ in before.given]
     before.keys[:] = keys_in(before.places)
+    before.beside[:] = entries_beside([home for home, _ in before.beside], before.places)
 
 
 def restore_places(before, seen, tensors_only):
@@ -417,7 +438,7 @@ def restore_places(before, seen, tensors_only):
         made = seen.made if seen is not None else ()
         return not tensors_only or any(core.storage_id(t) in made for t in pytree.tensors_in(value))
 
-    found, kept, grads, sources, histories, random, anew, counted, given, gathered, keys = before
+    found, kept, grads, sources, histories, random, anew, counted, given, gathered, keys, beside = before
     counters.put_back(counted)
     collectives.let_go(gathered)
     core.histories_restore(histories)
@@ -430,6 +451,7 @@ def restore_places(before, seen, tensors_only):
             dict.__delitem__(home, key)  # it came since
     for p in (*found, *kept):
         restore_place(p, spoilt)
+    restore_beside(beside, found, spoilt)
     containers.restore([one for one in given if not tensors_only or any(map(spoilt, containers.values_of(one[0])))])
     for tensor, grad in grads:
         if tensor.grad is not grad:
@@ -438,6 +460,17 @@ def restore_places(before, seen, tensors_only):
         impure.put_back(sources)
         if seen is not None and seen.draws:
             torch.default_generator.set_state(random)
+
+
+def restore_beside(beside, found, spoilt):
+    """Put back the entries that are no places."""
+    known = named_in(found)
+    for home, were in beside:
+        for key, value in list(home.items()):
+            if key in were and were[key] is not value and spoilt(value):
+                home[key] = were[key]
+            elif key not in were and (id(home), key) not in known and spoilt(value):
+                del home[key]
 
 
 def restore_place(p, spoilt):

@@ -397,3 +397,35 @@ def test_epochs_of_policy_optimization_replay_as_one(device):
         assert torch.equal(f(*batch), loss), k
     assert all(map(torch.equal, policy.parameters(), theirs.parameters()))
     assert cgt.stats(f).replays >= 16, cgt.explain(f)
+
+
+def steps_for_the_first_time(o, x):
+    """An optimizer makes its state in its first step, here in a recording that comes to nothing behind it."""
+    z = x * 1
+    if x.sum() > 0:
+        z = z + 1
+    else:
+        o.sgd.step()
+    z = z.index_fill_(0, (o.a > z).nonzero()[:, 0], 0.25)  # which no recording has
+    o.w.grad = None
+    (o.w * z).sum().backward()
+    return z + o.w.detach()
+
+
+def averages(o, x):
+    """So does anybody who makes a buffer when it is wanted."""
+    if not hasattr(o, "average"):
+        o.average = torch.clone(x)
+    o.average = o.average * 0.9 + x
+    return o.average.sum()
+
+
+def averages_for_the_first_time(o, x):
+    z = x * 1 if x.sum() > 0 else x + averages(o, x)
+    return z.index_fill_(0, (o.a > z).nonzero()[:, 0], 0.25)
+
+
+@pytest.mark.parametrize("function", [steps_for_the_first_time, averages_for_the_first_time])
+def test_state_that_is_made_where_a_recording_comes_to_nothing(device, function):
+    signs = [1, 1, 1, 1, 1, 1, -1, -1, 1, -1, -1, 1]
+    agree(device, function, [(values(device, 4).abs() + 0.1) * sign for sign in signs])
