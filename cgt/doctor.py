@@ -6,7 +6,6 @@ import math
 import runpy
 import sys
 import time
-import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -251,8 +250,7 @@ def scope_of(found, given, args, kwargs, reached):
     homes = [home for home, _ in containers.contents([*args, *kwargs.values()])]
     homes += [p.home for p in found.places if p.kind in (DICT_LEN, LIST_LEN)]
     homes += containers.unguarded(p.want for p in found.places)
-    owned = [places.dict_of(owner) for owner in found.owners.values() if not isinstance(owner, types.ModuleType)]
-    homes += [home for home in owned if home is not None]
+    homes += places.dicts_of_owners(found)
     return audit.Scope(
         device=-1, paths=[], tensors=tensors, written=[True] * len(tensors), spent=[], places=found.places,
         place_paths=[place.path for place in found.places], homes=list({id(home): home for home in homes}.values()),

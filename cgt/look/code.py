@@ -69,7 +69,7 @@ BEARERS = tuple(
 ABOUT_MODULES = tuple(os.sep + name for name in ("functional.py", "init.py", "module.py"))
 
 
-KERNELS: set[types.CodeType | None] = set()  # of Python's, that ran in ops of other libraries: in replays they run, too
+KERNELS: set[types.CodeType | None] = set()  # code that ops of other libraries ran: replays on the host do, too
 
 
 def note_kernels(started: set[types.CodeType | None], body: Callable[[], object]) -> None:

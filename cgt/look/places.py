@@ -53,7 +53,7 @@ from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is
 from ..words.pytree import is_namedtuple
 from . import blinds
 from .bytecode import ENTRY
-from .code import KERNELS, code_reads, family, is_ambient, parts_of
+from .code import HOMES, KERNELS, code_reads, family, is_ambient, parts_of
 
 MISSING, value_at = core.MISSING, core.value_at
 DICTS = frozenset(map(id, (dict, collections.defaultdict, collections.OrderedDict)))  # a metaclass may have its own ==
@@ -162,16 +162,18 @@ def look_everywhere(walk, function, roots, arguments, most):
     for path, thing in roots:
         visit(walk, thing, path)
     walk.open.extend((read_argument, tensor, path) for path, tensor in arguments)
-    if not open_all(walk, most) or (walk_strangers(walk) and not open_all(walk, most)):
+    asked = [0, 0]
+    if not open_all(walk, asked, most) or (walk_strangers(walk) and not open_all(walk, asked, most)):
         return None
     guard_absences(walk)
     measure(walk)
     return walk.found
 
 
-def open_all(walk, most):
-    """Until nothing new is found. False: there are too many places."""
-    n_open = n_names = 0
+def open_all(walk, asked_before, most):
+    """Until nothing new is found. False: there are too many places. `asked_before`: how many readers were, and for how
+    many names."""
+    n_open, n_names = asked_before
     while walk.todo or n_open < len(walk.open) or n_names < len(walk.names):
         while walk.todo:
             rule, thing, path = walk.todo.popleft()
@@ -187,14 +189,18 @@ def open_all(walk, most):
             reader(walk, thing, path, fresh if row < asked else names)
             if len(walk.found.places) > most:
                 return False
+    asked_before[:] = n_open, n_names
     return True
 
 
 def walk_strangers(walk):
     """Code that ran and to which nothing led: an object of C's had the function (a deque, a weak reference), or it was
     looked up by its name. What it reads of its module is read all the same. Was there any?"""
-    met = {code for one in walk.seen.values() if type(one) is types.FunctionType for code in family(one.__code__)}
-    strange = [code for code in walk.ran or () if code not in met and code not in KERNELS]
+    if walk.ran is None:
+        return False
+    known = {id(one.__code__) for one in walk.seen.values() if type(one) is types.FunctionType}
+    met = {inner for code in walk.ran if id(code) in known for inner in family(code)}
+    strange = [code for code in walk.ran - met - KERNELS if not code.co_filename.startswith(HOMES)]
     scopes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())] if strange else []
     files = {scope.get("__file__"): scope for scope in scopes if not is_ambient(scope.get("__name__"))}
     strange = [code for code in strange if code.co_filename in files]
@@ -461,11 +467,14 @@ def walk_opaque(walk, entries, path):
     if not any(cls is builtin for builtin in OPAQUE) or len(entries):
         walk.found.notes.append(f"{path} is a {NAME_OF(cls)}: guarded by identity, not by its contents.")
     walk_subclass(walk, entries, path)
-    kind = next((kind for kind in (set, collections.deque) if derives(cls, (kind,))), None)
-    inside = [entries()] if cls is weakref.ref else list(kind.__iter__(entries)) if kind is not None else ()
-    if not is_too_large(walk, len(inside), path):  # which ones they are is not guarded, what they hold is
-        for value in [one for one in inside if rule_for(type(one)) in (walk_instance, walk_function, walk_method)]:
-            visit(walk, value, f"an entry of {path}")
+    kind: Any = next((kind for kind in (set, collections.deque) if derives(cls, (kind,))), None)
+    small = kind is not None and kind.__len__(entries) <= MOST_ENTRIES
+    inside = [entries()] if cls is weakref.ref else list(kind.__iter__(entries)) if small else []
+    # Which ones they are is not guarded; what objects and functions among them hold is.
+    kinds = {id(type(one)): type(one) for one in inside}
+    held = {k for k, one in kinds.items() if rule_for(one) in (walk_instance, walk_function, walk_method)}
+    for value in [one for one in inside if id(type(one)) in held]:
+        visit(walk, value, f"an entry of {path}")
 
 
 def walk_source(walk, source, path):
@@ -545,6 +554,12 @@ def dict_of(thing: object) -> dict[str, Any] | None:
     """The object's `__dict__`, by the descriptor of the builtin type and not by a user's."""
     getter = dict_getter(type(thing))
     return getter and getter(thing)
+
+
+def dicts_of_owners(found: Found) -> list[dict[str, Any]]:
+    """The attributes of the objects that were met."""
+    owned = [dict_of(owner) for owner in found.owners.values() if not isinstance(owner, types.ModuleType)]
+    return [home for home in owned if home is not None]
 
 
 def dict_getter(cls):
@@ -734,9 +749,11 @@ def read_argument(walk, tensor, path, names):
 
 def tensors_at(value: Any) -> tuple[torch.Tensor, ...]:
     """(the tensor,), or the tensors of a tuple or NamedTuple of nothing else; or ()."""
-    if type(value) is tuple or (is_namedtuple(value) and not type(value).__dictoffset__):
-        return tuple(value) if all(issubclass(type(one), torch.Tensor) for one in value) else ()
-    return (value,) if issubclass(type(value), torch.Tensor) else ()
+    cls = type(value)
+    if cls is tuple or (issubclass(cls, tuple) and not cls.__dictoffset__ and is_namedtuple(value)):
+        ones = tuple(tuple.__iter__(value))
+        return ones if all(issubclass(type(one), torch.Tensor) for one in ones) else ()
+    return (value,) if issubclass(cls, torch.Tensor) else ()
 
 
 def told_by(place: Place) -> dict | None:
@@ -767,8 +784,8 @@ def walk_module(walk, module, path):
     if is_sharded_module(type(module)):
         walk.found.taken_over.append(path)
     visit(walk, torch.nn.functional, "torch.nn.functional")  # in which torch's modules look their functions up
-    if GLOBAL_HOOKS not in walk.known:
-        walk.known.add(GLOBAL_HOOKS)
+    if id(GLOBAL_HOOKS) not in walk.seen:
+        walk.seen[id(GLOBAL_HOOKS)] = GLOBAL_HOOKS
         walk_hooks(walk, vars(torch_module), GLOBAL_HOOKS, "torch.nn.modules.module")
     walk_instance(walk, module, path)
 

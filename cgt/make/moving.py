@@ -315,8 +315,9 @@ def is_replaced(place: Place) -> bool:
     if now is place.want:
         return False
     then, ones = (places.tensors_at(value) for value in (place.want, now))
-    rows = [type(value) if isinstance(value, tuple) else None for value in (place.want, now)]
-    return len(ones) == len(then) > 0 and rows[0] is rows[1] and all(type(one) is torch.Tensor for one in ones)
+    was, cls = type(place.want), type(now)
+    alike = was is cls or not (issubclass(was, tuple) or issubclass(cls, tuple))
+    return alike and len(ones) == len(then) > 0 and all(type(one) is torch.Tensor for one in ones)
 
 
 def is_asked(seen: Seen, place: Place) -> bool:

@@ -88,14 +88,14 @@ class Watcher(NamedTuple):
 def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None:
     """One op. `op` is None where a dispatch mode will see it instead of us."""
     if op is None:
-        observe.refuse(seen, errors.mode_inside(observe.user_line(seen)))
-        return
+        return observe.refuse(seen, errors.mode_inside(observe.user_line(seen)))
     if seen.live is not None:
         live.watch(seen)
     watchers = seen.watch.of_op.get(id(op)) or choose_watchers(seen, op)
-    known = watchers[0].namespace in constants.KNOWN
-    watch = functools.partial(watch_op, seen, watchers, args, kwargs)
-    watch() if known else note_kernels(seen.code.started, watch)
+    if watchers[0].namespace in constants.KNOWN:
+        watch_op(seen, watchers, args, kwargs)
+    else:
+        note_kernels(seen.code.started, functools.partial(watch_op, seen, watchers, args, kwargs))
 
 
 def watch_op(seen, watchers, args, kwargs):

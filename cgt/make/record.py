@@ -7,7 +7,6 @@ import contextlib
 import functools
 import signal
 import traceback
-import types
 import weakref
 from typing import NamedTuple
 
@@ -398,10 +397,11 @@ def snapshot(call, plan):
 
 def attributes_beside(plan):
     """As of Before."""
-    owners = [one for one in plan.found.owners.values() if one is not None and type(one) is not types.ModuleType]
-    homes = [home for home in map(places.dict_of, owners) if home is not None]
-    states = [one.state for one in owners if isinstance(one, torch.optim.Optimizer)]
-    return entries_beside([*homes, *(home for state in states for home in (state, *state.values()))], plan.places)
+    homes = places.dicts_of_owners(plan.found)
+    optimizers = [one for one in plan.found.owners.values() if issubclass(type(one), torch.optim.Optimizer)]
+    states = [state for one in optimizers if isinstance(state := one.__dict__.get("state"), dict)]
+    states += [one for state in states for one in state.values() if isinstance(one, dict)]
+    return entries_beside([*homes, *states], plan.places)
 
 
 def entries_beside(homes, found):

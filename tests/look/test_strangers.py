@@ -171,3 +171,11 @@ def test_hooks_of_all_modules_where_the_function_names_functional(device, hook):
         if handle is not None:
             handle.remove()
     assert cgt.stats(f).replays >= 8, cgt.explain(f)
+
+
+def test_a_long_deque_is_not_looked_into_and_nothing_else_is_said(device):
+    row = collections.deque([Listener()] * 5000)
+    f = cgt.jit(lambda x: x * len(row))
+    assert all(torch.equal(f(torch.ones(2, device=device)), torch.full((2,), 5000.0, device=device)) for _ in range(6))
+    told = cgt.explain(f)
+    assert "row is a deque: guarded by identity, not by its contents" in told and "identity and length" not in told
