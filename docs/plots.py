@@ -85,7 +85,6 @@ def wall_rows(record):
 
 def beside_rows(record):
     """[[step, µs of its ops in eager's order, and side by side, how many times faster]]"""
-    record = record | {"bench": record.get("beside", record["bench"])}  # they ran without the others
     us, head = times(record), "test_side_by_side["
     names = [bench.removeprefix(head)[:-1] for bench in us if bench.startswith(head)]
     both = [(name, us[f"{head}{name}]"]["floor"], us[f"{head}{name}]"]["cgt"]) for name in names]

@@ -466,11 +466,11 @@ def restore_beside(beside, found, spoilt):
     """Put back the entries that are no places."""
     known = named_in(found)
     for home, were in beside:
-        for key, value in list(home.items()):
-            if key in were and were[key] is not value and spoilt(value):
-                home[key] = were[key]
-            elif key not in were and (id(home), key) not in known and spoilt(value):
-                del home[key]
+        for key in [key for key in home if key not in were and (id(home), key) not in known and spoilt(home[key])]:
+            del home[key]
+        for key, value in were.items():
+            if (now := home.get(key, places.MISSING)) is not value and spoilt(now):
+                home[key] = value
 
 
 def restore_place(p, spoilt):

@@ -22,6 +22,7 @@ def test_attributes_that_code_set_which_ran_for_the_first_time():
     was = [dict(vars(one)) for one in (thing, other)]
     before = record.Before([], [], [], [], core.histories([]), torch.default_generator.get_state(), beside=record.attributes_beside(plan))
     thing.count, thing.average, other.calls, weight.grad = 2, torch.zeros(2), 1, torch.ones(2)
+    del thing.kept
     optimizer.step()
     assert "momentum_buffer" in optimizer.state[weight]
     record.restore_places(before, None, tensors_only=False)
@@ -32,3 +33,7 @@ def test_attributes_that_code_set_which_ran_for_the_first_time():
     thing.count = 4
     record.restore_places(before, None, tensors_only=False)
     assert thing.count == 3 and "average" in vars(thing)
+    thing.count, thing.kept = 4, torch.zeros(2)
+    del thing.average
+    record.restore_places(before, None, tensors_only=True)  # values that no capture made stay
+    assert thing.count == 4 and not hasattr(thing, "average")
