@@ -124,6 +124,7 @@ class Numbers(NamedTuple):
     last: dict  # path of an argument -> the last number that Python saw there
     counters: set  # paths of tensors of the host's that it counts in and asks for their numbers
     asked: set  # the same by memory, of runs that do not know paths
+    acts: set  # drivers on which it did what no run of the host's undoes: custom ops, draws from a generator of its own
 
 
 class Devices(NamedTuple):
@@ -159,8 +160,7 @@ class Learnt(NamedTuple):
     left: int = 0  # calls that an exception left while they were looked at, since the last recording
     lessons: int = 0  # recordings since then that came to nothing and should fare better next time
     escapes: int = 0  # recordings of which something outlived the call
-    # it reads numbers on the way and computes with them; False: and looks at them in other ways, too
-    computes: bool | None = None
+    computes: bool | None = None  # with numbers that it reads on the way; False: it looks at them in other ways, too
     untraced: str | None = None  # why none can be
     blamed: str | None = None  # the same, where that is only to be tried
     whole: bool = False  # its last recording is one graph, of which nothing ran while it was recorded

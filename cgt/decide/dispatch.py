@@ -423,11 +423,11 @@ def settle(call, attempt, reason):
 
 def make_node(call, attempt):
     """The draft becomes a node: attempt.node; or a sentence, and the call's result is as it was."""
-    state, plan, seen = call.state, attempt.plan, attempt.seen
+    state, plan, seen, exact = call.state, attempt.plan, attempt.seen, call.state.learnt.numbers.exact
     attempt.result = None
     parts, attempt.draft = record.part_result(plan, attempt.draft)
     reason = lessons.escaping(state, seen, escapes.vet_aliases(seen, attempt.draft))
-    reason = reason or lessons.escaping(state, seen, describe.vet_changes(plan, code_of(state)))
+    reason = reason or lessons.escaping(state, seen, describe.vet_changes(plan, code_of(state), exact))
     reason = reason or record.complete(plan, seen, attempt.draft)
     if reason is not None:
         attempt.result = record.restore_result(plan, seen, attempt.draft, parts)

@@ -73,6 +73,7 @@ def note_run(state, seen, elsewhere):
     gpus = devices.gpus_of(seen.devices)
     state.learnt.devices.gpus.update(gpus if len(gpus) > 1 else ())
     counters.learn(state, None, seen, lambda: None)
+    state.learnt.numbers.acts.update([seen.run.driver] if seen.acts else ())
     learnt = state.learnt
     remember(
         state, late=max(learnt.late, seen.late), recurrent=learnt.recurrent or bool(seen.generators.dropout),

@@ -137,11 +137,6 @@ def unasked(sources: Iterable[tuple[str, object]]) -> str | None:
     return next((errors.advanced(path) for path, source in mine if state_of(source) is UNKNOWN), None)
 
 
-def states_now(before: list[tuple[str, object, object]]) -> list[tuple[str, object, object]]:
-    """The same sources, with their states as they are now."""
-    return [(path, source, state_of(source)) for path, source, _ in before]
-
-
 def lasting(before: list[tuple[str, object, object]]) -> list[tuple[str, object, object]]:
     """Those whose state cannot be put back."""
     return [one for one in before if not is_random(type(one[1]))]

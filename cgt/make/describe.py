@@ -603,14 +603,14 @@ def slots_before(plan: Plan) -> Iterator[tuple[str, torch.Tensor, Was]]:
     return zip(plan.paths, plan.tensors, plan.was, strict=True)
 
 
-def vet_changes(plan: Plan, ran: set[types.CodeType]) -> str | None:
+def vet_changes(plan: Plan, ran: set[types.CodeType], exact: dict[str, str]) -> str | None:
     """A sentence if the run left something else behind that a replay would not: other values in places
-    that are guarded, another mode, another requires_grad. `ran`: the function's code."""
+    that are guarded, another mode, another requires_grad. `ran`: the function's code; `exact`: as of data.Numbers."""
     changes = plan.changes
     known = {*changes.moving, *changes.free, *changes.stored, *(at for _, at in changes.puts)}
     place = places.find_changed(plan.places, is_guarded_as, known)
     if place is not None:
-        return errors.changed_state(place.path, moving.line_of(place, ran))
+        return why_for_one(place, ran, exact) or errors.changed_state(place.path, moving.line_of(place, ran))
     changed = places.find_grown(plan.found.sizes)
     if changed is None:
         begun = {id(plan.flat.tensors[k]) for k in begin_to_require(plan)}
@@ -620,6 +620,16 @@ def vet_changes(plan: Plan, ran: set[types.CodeType]) -> str | None:
     if changed is None and core.ambient() != plan.ambient:
         changed = "a mode or setting of torch"
     return changed and errors.changed_state(changed)
+
+
+def why_for_one(place, ran, exact):
+    """A sentence on why a recording is for the one number here; None: there is none, or no code that ran is why."""
+    if not (live.numbers_in(place) and live.has_moved(place.want, places.value_at(place))):
+        return None
+    if place.path in exact:
+        return errors.number_decides(place.path, exact[place.path])
+    line = live.asker(ran)
+    return line and errors.number_type(line, place.path)
 
 
 def used_slots(plan: Plan, draft: Draft) -> list[int]:

@@ -193,7 +193,7 @@ def beside(seen, body):
     finally:
         seen.code.started.intersection_update(started)
         look_again()
-        seen.run.sources[:] = impure.states_now(seen.run.sources)
+        seen.run.sources[:] = [(path, source, impure.state_of(source)) for path, source, _ in seen.run.sources]
     if drew:
         observe.refuse(seen, errors.island("an eager part", observe.user_line(seen), "draws"))
     return result

@@ -182,7 +182,11 @@ def make_from_outside(seen, call):
         see_constant(seen, call.inputs[0])
         return True
     if not seen.cuts.bodies and op_facts.is_alias_made(seen, call):
-        see_alias(seen, call.op)
+        (t,) = core.proceed(None)  # what set_ returns is another tensor over memory that may be from outside
+        if core.storage_id(t) in seen.copied.swaps:
+            observe.refuse(seen, errors.replaces_memory(str(call.op), observe.user_line(seen)))
+        else:
+            observe.touch(seen, t)
         return True
     return False
 
@@ -423,7 +427,8 @@ def tell_numbers(seen, call):
         and observe.is_capture(seen)
         and (call.before is None or not scalars.record(seen, op, args, kwargs, numbers, call.before))
     ):
-        live.pin_all(seen, numbers)
+        for _, _, row in numbers:  # the recording is for these numbers alone after all
+            seen.live.pin(row)
     if call.movable and call.repeats:
         told = {row: seen.live.steps[row].value for *_, row in numbers}
         given = scalars.substitute(op, args, kwargs, numbers, told) if numbers else (args, kwargs)
@@ -668,15 +673,6 @@ def see_number(seen, t):
     seen.alive.objects.append(core.alias(t))
     seen.host.made[sid] = core.storage_name(t)
     constants.add(seen, t)
-
-
-def see_alias(seen, op):
-    """What set_ returns is another tensor over memory that may be from outside."""
-    (t,) = core.proceed(None)
-    if core.storage_id(t) in seen.copied.swaps:
-        observe.refuse(seen, errors.replaces_memory(str(op), observe.user_line(seen)))
-    else:
-        observe.touch(seen, t)
 
 
 def spend(seen):

@@ -236,8 +236,10 @@ def why_uncounted(state: State, saves: bool) -> str | None:
 
 
 def why_untraced(state: State, saves: bool) -> str | None:
-    """The same of numbers that code of the user's sees: type(x) tells stand-ins from them."""
-    return why_uncounted(state, saves) or live.asker(state.ran | state.learnt.passed)
+    """The same of numbers that code of the user's sees: type(x) tells stand-ins from them. A run that comes to such
+    code for the first time is left (live.watch), so that what was met and did not run counts where none can be."""
+    met = state.learnt.passed if HOST in state.learnt.numbers.acts else ()
+    return why_uncounted(state, saves) or live.asker(state.ran.union(met))
 
 
 def refuse_around(flat, around):

@@ -35,7 +35,7 @@ from ..words.private import OpOverload
 from . import rows, standins
 from .standins import MATH, MOST, PYTHON, STAND_INS, Int, Source, Taken, Trace, looked_at, pin, settle
 
-READ = "a number that is read on the way"
+READ, CHANGING = "a number that is read on the way", "a number that changes"
 MOST_PARTS, MOST_KEYS, MOST_ENTRIES = 8, 32, 1 << 16  # numbers of a tuple: `betas`; of a dict, a list that is asked
 MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
 # Ops whose kernels take a number as an argument and choose nothing by it but what they compute: no shape, no type, no
@@ -82,7 +82,7 @@ def learn_places(state: State, found: list[Place], kept: list[Kept], misplaced: 
             state.learnt.numbers.live.add(p.path)
 
 
-def has_moved(was, now):
+def has_moved(was: object, now: object) -> bool:
     """Is this another number of the same type, or another tuple of such?"""
     kinds = [list(map(type, one)) if type(one) is tuple else type(one) for one in (was, now)]
     return kinds[0] == kinds[1] and not pytree.same_value(was, now)
@@ -151,7 +151,7 @@ def lying(place):
     return now if type(now) in (int, float) else place.want
 
 
-def numbers_in(place):
+def numbers_in(place: Place) -> list[tuple[str, int, int | float]]:
     """[(what follows its path, element or NONE, number)] of a place with a number or a short tuple of them."""
     if place.kind not in places.HOLD_NUMBERS:
         return []
@@ -181,7 +181,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
     trace = seen.live = Trace(plan.numbers.sources, functools.partial(user_line, seen))
     trace.choose = functools.partial(rows.choose, seen)
     trace.give_up = functools.partial(give_up, seen) if is_capture(seen) else None
-    trace.leave = lambda: leave(seen, errors.number_type(user_line(seen)))
+    trace.leave = lambda: leave(seen, errors.number_type(user_line(seen), CHANGING))
     for s, one in zip(trace.sources, trace.stand_ins, strict=True):
         if s.op == core.AT_PLACE:
             trace.held[s.at] = one if s.part == core.NONE else (*trace.held.get(s.at, ()), one)
@@ -215,7 +215,10 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
                 containers.restore([(home, containers.entries(proxy))])
             else:
                 trace.bypassed = True
-        unwrap_all(plan, trace)
+        for place in (*plan.places, *(put.place for put in plan.found.kept)):
+            unwrap(trace, place)
+        containers.restore([(table.proxy, containers.entries(table.home)) for table in trace.tables])
+        trace.stand_ins = ()
 
     return begin, end
 
@@ -228,14 +231,6 @@ def tables_in(plan, trace):
     homes.update(at for at, owner in plan.found.owners.items() if owner is None)  # met elsewhere, too
     whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
     return [(place, trace.table_of(place.want)) for place in filter(is_table, whole)]
-
-
-def unwrap_all(plan, trace):
-    """No stand-in stays in a place or in what stood for a table."""
-    for place in (*plan.places, *(put.place for put in plan.found.kept)):
-        unwrap(trace, place)
-    containers.restore([(table.proxy, containers.entries(table.home)) for table in trace.tables])
-    trace.stand_ins = ()
 
 
 def make(seen, plain, owner, name, args, kwargs):
@@ -440,12 +435,6 @@ def note(seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, b
     return taken
 
 
-def pin_all(seen: Seen, numbers: Taken) -> None:
-    """The recording is for these numbers alone after all."""
-    for _, _, row in numbers:
-        seen.live.pin(row)
-
-
 @functools.cache
 def takes_number(op, k):
     """Is argument k of the op a number, a list of such, or a tensor, which may be one?"""
@@ -579,8 +568,9 @@ def watch(seen: Seen) -> None:
     fresh = [c for c in list(seen.code.started) if c is not None and c not in trace.asked]
     trace.asked.update(fresh)
     line = asker(c for c in fresh if is_read(c))
-    if line is not None and not all(k in trace.exact or s.op == core.IN_TENSOR for k, s in enumerate(trace.sources)):
-        leave(seen, errors.number_type(line))
+    told = [k for k, s in enumerate(trace.sources) if s.op != core.IN_TENSOR]
+    if line is not None and any(row not in trace.exact for row in (*told, *trace.reads)):
+        leave(seen, errors.number_type(line, CHANGING))
 
 
 def leave(seen: Seen, sentence: str) -> NoReturn:

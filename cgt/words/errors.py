@@ -101,7 +101,7 @@ number_kept = says("""112: a number computed from {path} outlives the call in a 
 number_saved = says("""113: a backward outside of the function, compiled code or another thread may look at a number of
     the function's, so each value of one needs a recording.""")
 number_type = says("""114: the function asks for an exact type with type(x), calls a method such as __le__ by its name,
-    catches TypeError, or adds floats with sum(), at {line}, so each value of a number that changes needs a recording.
+    catches TypeError, or adds floats with sum(), at {line}, so each value of {number} needs a recording.
     Use isinstance(), operators, and a test instead of `try`.""")
 stores_number = says("""115: the function changes the number in {path}, which it also reads. From the next call on,
     replays compute it. Nothing to do.""")
