@@ -420,7 +420,8 @@ COMPUTED_WITH = [
 def test_number_that_the_call_looks_at_keeps_it_from_replaying(device, read):
     f = agree(read, Data if read is whole_data else Holder, device)
     assert cgt.stats(f).replays == 0 and cgt.stats(f).records <= 4, cgt.explain(f)
-    assert any("is changed by the function" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+    told = ("is changed by the function", "asks for an exact type", "is used for more than arithmetic")
+    assert any(text in reason for text in told for reason in cgt.stats(f).reasons), cgt.explain(f)
 
 
 @pytest.mark.parametrize("read", COMPUTED_WITH, ids=lambda f: f.__name__)
@@ -436,7 +437,7 @@ def test_number_that_is_set_now_and_then_is_as_in_eager(device):
 def test_reason_names_the_line_that_sees_it(device):
     f = agree(to_another_type, Holder, device)
     line = to_another_type.__code__.co_firstlineno + 1
-    assert any(f"(at {__file__}:{line})" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+    assert any(f"{__file__}:{line}" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
 
 
 class Setter:
