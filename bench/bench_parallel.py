@@ -1,6 +1,7 @@
 """What do operations gain that run side by side? Steps as people write them, each recorded twice: its operations in eager's
 order, and beside each other. Wall time of a replay, memory, and what recording takes."""
 
+import pathlib
 from time import perf_counter
 
 import pytest
@@ -16,6 +17,7 @@ import cgt
 from cgt.api import state_of
 
 CALLS = 8  # behind which a step is settled
+DRAWN = "SAC's critics", pathlib.Path(__file__).parents[1] / "docs" / "plots" / "side_by_side.svg"
 
 
 def perceptron(*sizes):
@@ -154,6 +156,8 @@ def test_side_by_side(cuda, compare, figure, name):
     torch.cuda.empty_cache()
     beside, got, longer, more = recorded(make, cuda, "always")
     assert all(map(torch.equal, got, want))
+    if name == DRAWN[0]:
+        cgt.show(beside, DRAWN[1])
     chain, *_ = recorded(make, cuda, "never")
     subjects = {"cgt": clock(beside), "floor": clock(chain)}
     calls = {"cpu": "beside()", "cpu_floor": "chain()"}

@@ -374,7 +374,8 @@ def show(f: Callable[..., object], path: str | os.PathLike[str]) -> None:
     Args:
         f: a function made by `cgt.jit`.
         path: where to. `tree.html` is a page that unfolds each recording to its ops, with file and line, and refers to
-            nothing outside of it; `tree.dot` is for Graphviz, which draws it.
+            nothing outside of it; `tree.dot` is for Graphviz, which draws it; `graphs.svg` has the nodes of each
+            recording's graph, as they were recorded and as they are launched (`jit(parallel=)`).
 
     Raises:
         CgtError: `f` was not made by `cgt.jit`, or the path ends otherwise.

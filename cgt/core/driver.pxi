@@ -4,7 +4,7 @@
 
 cdef enum:                        # DriverCall, in the order of CALL_NAMES
     CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_INSTANTIATE, CALL_CHECKPOINT,
-    CALL_LAUNCH, CALL_PATCH, CALL_ORDER, CALL_MOVE, CALL_SPEND, CALL_CUT, CALL_WAIT, CALL_FORK, N_CALLS
+    CALL_LAUNCH, CALL_PATCH, CALL_ORDER, CALL_MOVE, CALL_SPEND, CALL_CUT, CALL_WAIT, CALL_FORK
 
 CALL_NAMES = ("restore", "begin", "copy", "words", "end", "instantiate", "checkpoint", "launch", "patch",
               "order", "move", "spend", "cut", "wait", "fork")

@@ -311,3 +311,17 @@ cdef int timed_launch(void* exec_, void* stream, int device, float* us) except? 
 cdef object wide_facts(Wide* w):
     """(microseconds of a launch of the chain, of the other form, was that chosen?); None: nobody measured."""
     return None if w is NULL or not w.us[0] else (w.us[0], w.us[1], bool(w.now))
+
+cdef object shape_of(cu.CUgraph graph):
+    """(how many nodes, [(one, another that waits for it), ...])"""
+    cdef Nodes nodes, tails, heads
+    cdef vector[cu.CUgraphEdgeData] data
+    cdef size_t n = 0
+    check(CUDA, nodes_of(graph, &nodes), CALL_CUT)
+    check(CUDA, cu.cuGraphGetEdges(graph, NULL, NULL, NULL, &n), CALL_CUT)
+    tails.resize(n)
+    heads.resize(n)
+    data.resize(n)
+    if n: check(CUDA, cu.cuGraphGetEdges(graph, tails.data(), heads.data(), data.data(), &n), CALL_CUT)
+    at = {<uintptr_t>nodes[k]: k for k in range(nodes.size())}
+    return nodes.size(), [(at[<uintptr_t>tails[k]], at[<uintptr_t>heads[k]]) for k in range(n)]

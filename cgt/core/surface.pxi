@@ -223,7 +223,6 @@ cdef object slot_facts(int n, int k, set written, set told):
     return SlotFacts(leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node_now(n), k), s.from_node,
                      sum([slot == k for slot, _ in told]))
 
-cdef object out_line(Out* o): return <object>o.line if o.line is not NULL else ""
 
 def node_spec(int n): return node_now(n).spec
 
@@ -252,7 +251,7 @@ def node_facts(int n):
     for k in range(node_now(n).len[OUTS]):
         o = node_out(&TABLE, node_now(n), k)
         # not being freed
-        if o.kind == FRESH and o.proto is not NULL: outs.append((out_line(o), storage_nbytes(o.proto)))
+        if o.kind == FRESH and o.proto is not NULL: outs.append((<object>o.line if o.line is not NULL else "", storage_nbytes(o.proto)))
         elif o.kind == READOUT and o.ref == NONE and o.line is not NULL: readouts.append(<object>o.line)
     slots = [slot_facts(n, k, written, told) for k in range(node_now(n).len[SLOTS])]
     return NodeFacts(

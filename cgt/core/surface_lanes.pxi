@@ -59,3 +59,9 @@ def wide_run(int n, bint chain):
 def wide_end(int n, bint chain):
     """Go on with one of the forms. The caller holds the paths."""
     check(CUDA, wide_settle(&TABLE, node_now(n), chain), CALL_INSTANTIATE)
+
+def graph_shape(int n):
+    """(how many nodes the graph of this node has, [(one, another that waits for it), ...]), as it is launched, by the
+    order in which they were made. None: it is the host's, or has none. Of segments it is the last one's."""
+    mine = path_row(&TABLE, node_now(n).path).driver == CUDA and node_now(n).graph is not NULL
+    return shape_of(<cu.CUgraph>node_now(n).graph) if mine else None

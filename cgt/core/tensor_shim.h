@@ -35,9 +35,8 @@
 // libtorch_python's own wrapper; declared here because its header is the expensive one.
 __attribute__((visibility("default"))) PyObject* THPVariable_Wrap(const at::TensorBase& var);
 
-// ATen/autocast_mode.h would bring in all of ATen.h, 8 s of compile time, for three questions.
+// ATen/autocast_mode.h would bring in all of ATen.h, 8 s of compile time, for two questions.
 namespace at::autocast {
-TORCH_API bool is_autocast_enabled(at::DeviceType device_type);
 TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType device_type);
 TORCH_API bool is_autocast_cache_enabled();
 }  // namespace at::autocast

@@ -1,10 +1,15 @@
-"""The recordings of a function as a page or a picture: `cgt.show(f, "tree.html")`, or `.dot` for Graphviz.
+"""The recordings of a function as a page or a picture: `cgt.show(f, "tree.html")`; `.dot` for Graphviz; `.svg`, the
+graphs alone.
 
-Both are of the same blocks: the function with the verdict on its calls, below it a block for what recordings that read
+All are of the same blocks: the function with the verdict on its calls, below it a block for what recordings that read
 values have in common, and one for each recording, with what `explain` says of it. An edge tells what leads there: a
-value that was read, what ran before. The page unfolds each recording to its ops and refers to nothing outside."""
+value that was read, what ran before. The page unfolds each recording to its graph and its ops, and refers to nothing
+outside."""
 
+import collections
+import graphlib
 import html
+import itertools
 
 import cgt_core as core
 from cgt_core import NONE
@@ -51,7 +56,9 @@ def recording(state, node, depth, edge, apart, below):
         below = [*below, back._replace(edge="its backward")]
     title = report.describe_node(facts, depth)
     lines.insert(0, f"on {report.device_name(facts.path)}")
-    return report.Block(title, edge, below, lines, [(str(op), line) for op, line in kept.trail])
+    ops = [(str(op), line) for op, line in kept.trail]
+    shape = core.graph_shape(node) or (len(ops), list(itertools.pairwise(range(len(ops)))))
+    return report.Block(title, edge, below, lines, ops, shape)
 
 
 # --- .dot -------------------------------------------------------------------------------------------
@@ -88,7 +95,7 @@ def as_html(block):
     title = html.escape(f"{block.title} - cgt")
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{PAGE_STYLE}</style></head><body>\n"
+        f"<style>{PAGE_STYLE}{PICTURE_STYLE}</style></head><body>\n"
         f"{unfolding(block)}<p>{html.escape(LEGEND)}</p>\n</body></html>\n"
     )
 
@@ -99,11 +106,76 @@ def unfolding(block):
     facts = "".join(f"<li>{html.escape(fact)}</li>" for fact in block.facts)
     return (
         f"<details open><summary>{edge}{html.escape(block.title)}</summary>\n<ul>{facts}</ul>\n"
+        + (f'<details class="ops"><summary>graph</summary>{picture([block])}</details>\n' if block.shape[0] else "")
         + (f'<details class="ops"><summary>{len(block.ops)} ops</summary><ol>{ops}</ol></details>\n' if ops else "")
         + "".join(unfolding(one) for one in block.below)
         + "</details>\n"
     )
 
+
+# --- .svg -------------------------------------------------------------------------------------------
+
+
+def as_svg(block):
+    """A picture by itself."""
+    head, _, rest = picture(graphs_in(block)).partition("\n")
+    return f"{head.replace('<svg', XMLNS)}<style>{PICTURE_STYLE}</style>\n{rest}"
+
+
+def picture(blocks):
+    """Of each the nodes of its graph as dots, from the left to the right: one behind the other, as they were recorded,
+    and below that as far to the left as what they wait for allows, at the same scale."""
+    parts, width, y = [], 0, 0
+    for one in blocks:
+        count, waits = one.shape
+        places = places_of(count, waits)
+        deep, rows = (1 + max(column) for column in zip(*places, strict=True))
+        beside = f"; side by side {deep} behind each other, at most {rows} at a time" if rows > 1 else ""
+        title, size = f"{one.title}: {count} nodes behind each other{beside}", max(12, count * SPAN // 60)
+        width = max(width, count * SPAN, len(title) * size * 3 // 5)
+        parts.append(f'<text y="{y + size}" font-size="{size}">{html.escape(title)}</text>')
+        y += size + SPAN
+        parts += nodes_at([(k, 0) for k in range(count)], itertools.pairwise(range(count)), y)
+        y += 2 * SPAN
+        if rows > 1:
+            parts += nodes_at(places, waits, y + SPAN)
+            y += (rows + 2) * SPAN
+    body = "\n".join(parts)
+    return f'<svg viewBox="0 0 {width + SPAN} {y}" width="{width + SPAN}">\n{body}\n</svg>\n'
+
+
+def graphs_in(block):
+    return [*([block] if block.shape[0] else []), *(one for below in block.below for one in graphs_in(below))]
+
+
+def places_of(count, waits):
+    """[(how many nodes stand before this one at least, how many of those with as many are drawn above it)]"""
+    before = {k: [] for k in range(count)}
+    for one, other in waits:
+        before[other].append(one)
+    depth = {}
+    for k in graphlib.TopologicalSorter(before).static_order():
+        depth[k] = 1 + max((depth[one] for one in before[k]), default=-1)
+    rows = collections.Counter()
+    places = []
+    for k in range(count):
+        places.append((depth[k], rows[depth[k]]))
+        rows[depth[k]] += 1
+    return places
+
+
+def nodes_at(places, waits, top):
+    at = [(SPAN * (x + 1), top + SPAN * y) for x, y in places]
+    lines = [f"M{at[one][0]} {at[one][1]}L{at[other][0]} {at[other][1]}" for one, other in waits]
+    return [f'<path d="{"".join(lines)}"/>', *(f'<circle cx="{x}" cy="{y}" r="{SPAN // 3}"/>' for x, y in at)]
+
+
+SPAN = 9
+XMLNS = '<svg xmlns="http://www.w3.org/2000/svg"'
+PICTURE_STYLE = (
+    "svg{max-width:100%;height:auto}text{font-family:system-ui,sans-serif;fill:#59636e}"
+    "circle{fill:#0969da}path{stroke:#8c959f;fill:none}"
+)
 
 LEGEND = (
     "fixed: the recording reads the tensor where it lies, and fits while it lies there. "
@@ -119,4 +191,4 @@ PAGE_STYLE = (
     "@media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}.edge{color:#58a6ff}p{color:#9198a1}}"
 )
 
-FORMATS = {".html": as_html, ".dot": as_dot}
+FORMATS = {".html": as_html, ".dot": as_dot, ".svg": as_svg}

@@ -355,6 +355,7 @@ class Block(NamedTuple):
     below: list
     facts: list[str] = []
     ops: list = []  # (op, line of the user's), of a recording
+    shape: tuple[int, list] = (0, [])  # how many nodes its graph has, [(one, another that waits for it)]
 
 
 ShownAs = Callable[[int, int, str], Block]  # of (a recording, how many values it shares, what leads to it)

@@ -373,7 +373,7 @@ no_generator_function = says("""802: {name} is {kind}: its body runs after the c
 bad_option = says("803: cgt.jit({name}={value!r}): expected {allowed}.")
 bad_switch = says("804: {name}={value}: expected {expected}.")
 not_jitted = says("805: {what!r} was not made by cgt.jit.")
-no_drawing = says("806: cgt.show draws into a file whose name ends in .html or .dot, not {path}.")
+no_drawing = says("806: cgt.show draws into a file whose name ends in .html, .dot or .svg, not {path}.")
 no_tap = says("807: cgt.tap() takes a name and a tensor, not a {name} and a {t}.")
 tapped_inside = says("""808: cgt.tapped() is for outside of jitted functions, since a replay would not look again. Pass
     the tensor to the function.""")

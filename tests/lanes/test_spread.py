@@ -299,3 +299,17 @@ def test_random_programs(device, seed):
         assert torch.equal(f(x), function(states[1], copy.deepcopy(x))), k
         assert all(map(torch.equal, *states)), k
     assert cgt.stats(f).replays >= CALLS - 3, cgt.explain(f)
+
+
+def test_picture_shows_both_forms(device, tmp_path):
+    """What is launched side by side is drawn as it was recorded, and below that by what waits for what."""
+    function, _ = short_lived(device)
+    for parallel in ("never", "always"):
+        f, x = cgt.jit(function, parallel=parallel), values(device, 8, 8)
+        for _ in range(CALLS):
+            assert torch.equal(f(x), function(x))
+        (node,) = state_of(f).keep
+        count, wide = core.node_facts(node).graph_nodes, parallel == "always" and device.type == "cuda"
+        cgt.show(f, tmp_path / "graphs.svg")
+        text = (tmp_path / "graphs.svg").read_text()
+        assert text.count("<circle") == (2 if wide else 1) * count and ("side by side" in text) == wide

@@ -5,13 +5,19 @@ import os
 import re
 import shutil
 import subprocess
+import xml.etree.ElementTree
 
 import pytest
 import torch
 from helpers import numbers, tells, values
 from torch import nn
 
+# isort: split
+import cgt_core as core
+
 import cgt
+from cgt.api import state_of
+from cgt.tools import draw, report
 
 
 class Page(html.parser.HTMLParser):
@@ -142,10 +148,34 @@ def test_names_are_text(device, tmp_path):
         subprocess.run(["dot", "-Tsvg", tmp_path / "tree.dot"], check=True, capture_output=True)
 
 
+def test_graphs_are_drawn_a_dot_a_node(device, tmp_path):
+    """Those of both ways of a call, with the line that says so; the page has them, too."""
+    f = cgt.jit(branch)
+    for k in range(8):
+        f(numbers(device, start=-9.0 * (k % 2)))
+    nodes = [core.node_facts(node).graph_nodes for node in state_of(f).keep]
+    cgt.show(f, tmp_path / "graphs.svg")
+    picture = xml.etree.ElementTree.parse(tmp_path / "graphs.svg").getroot()
+    texts = ["".join(one.itertext()) for one in picture if one.tag.endswith("}text")]
+    last = [int(re.search(r": (\d+) nodes behind each other$", text)[1]) for text in texts]
+    assert len(nodes) == len(last) == 2 and all(0 < one <= n for one, n in zip(sorted(last), sorted(nodes), strict=True))
+    assert sum(one.tag.endswith("}circle") for one in picture) == sum(last)
+    page = drawn(f, tmp_path)[0]
+    assert sorted(page.texts("text")) == sorted(texts)
+
+
+def test_a_node_is_drawn_behind_all_that_it_waits_for():
+    """Two branches of a diamond are one above the other, and what stands alone begins at the left."""
+    waits = [(0, 1), (0, 4), (1, 2), (4, 2), (2, 3)]
+    assert draw.places_of(6, waits) == [(0, 0), (1, 0), (2, 0), (3, 0), (1, 1), (0, 1)]
+    text = draw.picture([report.Block("six", "", [], shape=(6, waits))])
+    assert text.count("<circle") == 12 and "six: 6 nodes behind each other; side by side 4 behind each other, at most 2" in text
+
+
 @tells("no_drawing", "not_jitted")
 def test_what_cannot_be_drawn(tmp_path):
     f = cgt.jit(lambda x: x)
-    with pytest.raises(cgt.CgtError, match=r"ends in .html or .dot, not .*tree.png"):
+    with pytest.raises(cgt.CgtError, match=r"ends in .html, .dot or .svg, not .*tree.png"):
         cgt.show(f, tmp_path / "tree.png")
     with pytest.raises(cgt.CgtError, match="was not made by cgt.jit"):
         cgt.show(print, tmp_path / "tree.dot")
