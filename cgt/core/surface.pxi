@@ -251,7 +251,8 @@ def node_facts(int n):
     for k in range(node_now(n).len[OUTS]):
         o = node_out(&TABLE, node_now(n), k)
         # not being freed
-        if o.kind == FRESH and o.proto is not NULL: outs.append((<object>o.line if o.line is not NULL else "", storage_nbytes(o.proto)))
+        line = <object>o.line if o.line is not NULL else ""
+        if o.kind == FRESH and o.proto is not NULL: outs.append((line, storage_nbytes(o.proto)))
         elif o.kind == READOUT and o.ref == NONE and o.line is not NULL: readouts.append(<object>o.line)
     slots = [slot_facts(n, k, written, told) for k in range(node_now(n).len[SLOTS])]
     return NodeFacts(
