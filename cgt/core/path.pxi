@@ -4,6 +4,7 @@
 # before the next launch, and not earlier, since what is dropped until then costs nothing.
 
 cdef enum: SETTLING = 100_000   # microseconds, once for each device
+cdef bint BESIDE = False        # a thread called while another one recorded, and has perhaps held no path yet
 
 cdef int path_hold(Path* p) noexcept:
     """path_lock for who makes no call."""
@@ -187,6 +188,8 @@ cdef void outs_rescue_all(Table* t, id_t n) noexcept:
             out_poison(node_out(t, node_row(t, n), k).storage,
                        b"cgt: the recording of this result was freed, and no memory was left for it")
             group_forget(t, n, k)
+
+cdef bint is_shared(Path* p) noexcept: return p.shared or BESIDE
 
 cdef int outs_part(Table* t, id_t n) except -1:
     """On a device that several threads use: move the results out at once, while the lock is held. Later would be too

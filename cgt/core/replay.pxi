@@ -334,7 +334,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
             check(driver, code, CALL_LAUNCH)
         if waits: result = outs_give(t, n, leaves, backward)
         effects_happen(t, n, leaves, bump)
-        if path_row(t, path).shared and driver == CUDA and \
+        if is_shared(path_row(t, path)) and driver == CUDA and \
                 fn_row(t, node_row(t, n).fn).outputs == RESCUE: outs_part(t, n)
         if backward is not NULL: backward_arm(backward)
         if fn_row(t, node_row(t, n).fn).backward: backward_note(t, node_row(t, n), <PyObject*>result)

@@ -416,7 +416,7 @@ def freed():
 def path_state(int device):
     """(path, node that it has come to or -1, did several threads call there?) of a device; -1 is the host."""
     cdef id_t path = path_of(&TABLE, device)
-    return path, path_row(&TABLE, path).current, bool(path_row(&TABLE, path).shared)
+    return path, path_row(&TABLE, path).current, bool(is_shared(path_row(&TABLE, path)))
 
 def parent_of(int device, int f, list tensors, list said=None):
     """The node behind which a call with these tensors belongs, or -1: it begins an iteration. `said`: those of them
@@ -467,8 +467,15 @@ def max_path(int n):
     """Nodes of one iteration, before another one begins by itself."""
     TABLE.max_path = n
 
+def beside():
+    """This thread calls while another one records: no result is left in its recording's memory any more."""
+    global BESIDE
+    BESIDE = True
+
 def alone():
     """Forget that several threads called (path.pxi); for tests, whose threads are gone."""
+    global BESIDE
+    BESIDE = False
     for k in range(TABLE.paths.n): path_row(&TABLE, k).thread = path_row(&TABLE, k).shared = 0
 
 def paths_mine():
@@ -491,16 +498,23 @@ def paths_leave():
     """The same if this thread holds them; else nothing."""
     if paths_mine(): paths_unlock()
 
-def with_paths(object body, int lent=0):
-    """body(), while every path is held. `lent`: that is code of the user's."""
+def with_paths(object body):
+    """body(), while every path is held."""
     paths_lock()
-    n = TABLE.paths.n
-    for k in range(n): path_row(&TABLE, k).lent += lent
     try:
         return body()
     finally:
-        for k in range(n): path_row(&TABLE, k).lent -= lent
         paths_unlock()
+
+def lend(object body):
+    """body(), which may wait for autograd's threads: these need not wait for the paths that this thread holds."""
+    me = PyThread_get_thread_ident()
+    held = [k for k in range(TABLE.paths.n) if path_row(&TABLE, k).owner == me]
+    for k in held: path_row(&TABLE, k).lent += 1
+    try:
+        return body()
+    finally:
+        for k in held: path_row(&TABLE, k).lent -= 1
 
 def part(object t):
     """Move a result's memory out of its recording's, if t lies in a CUDA recording's results: its address is about to

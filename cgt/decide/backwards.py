@@ -74,7 +74,8 @@ def run_again(call: Call, given: list, flows: list, joined: int, reached: int) -
     graph: Graph | Any = call.state.graph
     body = functools.partial(run_forward, call, graph, given, flows, joined, reached)
     busy = lambda: (errors.IS_BUSY, None)  # noqa: E731
-    alone = functools.partial(core.with_paths, body, True)  # jitted functions inside are plain
+    # Jitted functions inside are plain.
+    alone = functools.partial(core.with_paths, functools.partial(core.lend, body))
     outcome: Any = busy() if is_mine() else core.locked(RECORDING, alone, busy)
     why, found = outcome
     if why is not None:

@@ -90,10 +90,14 @@ def miss(call):
     if core.paths_mine():  # a finalizer called us in the middle of a call
         return call.function(*call.args, **kwargs)
     sweep()
-    busy = functools.partial(eager, call, errors.busy())
+
+    def busy():
+        core.beside()
+        return None, eager(call, errors.busy())
+
     try:
         try:
-            reason, result = core.locked(RECORDING, functools.partial(attend, call), lambda: (None, busy()))
+            reason, result = core.locked(RECORDING, functools.partial(attend, call), busy)
         finally:
             sweep()
         return result if reason is None else eager(call, reason)
@@ -131,7 +135,8 @@ def again(call, reason, answers):
     if any(answer.unsafe for answer in answers):
         raise errors.CgtError(errors.island_unsafe(call.state.name, reason))
     body = functools.partial(islands.answering, answers, functools.partial(eager, call, reason))
-    return core.with_paths(body, True)  # jitted functions inside are plain: these parts are not theirs
+    # Jitted functions inside are plain: these parts are not theirs.
+    return core.with_paths(functools.partial(core.lend, body))
 
 
 def attend(call):

@@ -54,14 +54,15 @@ def one_thread(others: tuple[int, ...] | bool) -> Bracket:
 
 
 def settle(device: int) -> None:
-    """Wait until autograd's thread of a GPU let go of what it ran last: it wakes the caller before that."""
+    """Wait until autograd's thread of a GPU let go of what it ran last: it wakes the caller before that. It may be at
+    another thread's backward, which waits for no path that this one holds."""
 
     def backward():
         x = torch.empty(0, device=device, requires_grad=True)
         torch.autograd.grad(x.view(0), x, x.detach())
 
     if device >= 0:
-        core.in_inference(False, functools.partial(core.with_grad, backward))
+        core.in_inference(False, functools.partial(core.with_grad, functools.partial(core.lend, backward)))
 
 
 def is_captured(tensor: torch.Tensor) -> bool:

@@ -542,6 +542,20 @@ def test_thread_that_calls_only_inside_of_a_backward_is_one_more(device):
     assert several()
 
 
+def test_thread_that_calls_while_another_one_records_is_one_more(device):
+    """It runs eagerly and holds nothing; what the other one gets from then on is parted from its recording's memory."""
+    several = lambda: core.path_state(-1 if device.type == "cpu" else 0)[2]  # noqa: E731
+    x, g = values(device, 3), cgt.jit(lambda x: x + 1)
+
+    def function(x):
+        in_threads(1, lambda _: g(x))
+        return x * 2
+
+    assert not several()
+    assert same(cgt.jit(function)(x), x * 2)
+    assert list(cgt.stats(g).reasons) == [errors.busy()] and several()
+
+
 def test_eight_threads_with_a_function_each(device):
     inputs = [values(device, 8, seed=k) for k in range(8)]
     functions = [cgt.jit(lambda x, k=k: x * k + 1) for k in range(8)]

@@ -11,7 +11,11 @@ import time
 
 import torch
 
+# isort: split
+import cgt_core as core
+
 import cgt
+from cgt.run import devices
 
 SECONDS = 3  # a minute finds more
 PATIENCE = 20  # seconds over that, after which a process that is not done hangs
@@ -101,6 +105,37 @@ def training_over_shared_parameters(device):
     race([work for _, work in trainers])
     print(sum(cgt.stats(f).replays for f, _ in trainers))
     del edges
+
+
+def wait_for_autograd_beside_a_replayed_backward(device):
+    """One thread's backward is at a hook, behind which it replays; another one waits for autograd as a recording does."""
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    w, x = torch.ones(4, device=device, requires_grad=True), torch.arange(4.0, device=device)
+    f = cgt.jit(lambda x: (x * w).sum())
+    for _ in range(6):
+        torch.autograd.grad(f(x), w)
+    assert cgt.stats(f).backward.replays
+    began, waits, found = threading.Event(), threading.Event(), []
+
+    def hook(grad):
+        began.set()
+        waits.wait()
+
+    def differentiate():
+        y = f(x) * 1
+        y.register_hook(hook)
+        found.extend(torch.autograd.grad(y, w))
+
+    thread = threading.Thread(target=differentiate)
+    thread.start()
+    began.wait()
+    core.with_paths(lambda: (waits.set(), devices.settle(0 if w.is_cuda else -1)))
+    thread.join()
+    assert torch.equal(found[0], x)
+
+
+def test_recording_that_waits_for_autograd_keeps_no_backward_waiting(device):
+    in_a_process(wait_for_autograd_beside_a_replayed_backward, device)
 
 
 def test_recording_never_waits_for_a_thread_that_wants_the_gil(device):
