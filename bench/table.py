@@ -51,11 +51,13 @@ def measured(record):
     figures = [f for row in benches for f in row["figures"] if f["device"] == "cuda"]
     figures.sort(key=lambda f: f["at_most"] is None)  # stable: within, the order of the benches
     earlier = " The figures are those of {commit:.7} on {device}.".format_map(record | record["bench"]) if "commit" in record["bench"] else ""  # not made anew
+    of = lambda row: f" ({row['commit']:.7})" if "commit" in row else ""  # noqa: E731
+    beside = sorted({f" Operations side by side were measured before{of(row)}." for row in benches if "commit" in row})
     lines = [
         f"{record['device']}, driver {record['driver']}, torch {record['torch']}, "
         f"Python {record['python']}. Suite: {suite['passed']} passed, {suite['failed']} failed, "
         f"{suite['skipped']} skipped; the GPU's again with expandable segments: {other['passed']} "
-        f"passed, {other['failed']} failed.{earlier} CPU time per call; ratios and differences within one run.",
+        f"passed, {other['failed']} failed{of(other)}.{earlier}{''.join(beside)} CPU time per call; ratios and differences within one run.",
         "",
         "| what | measured | at most | |",
         "|---|--:|--:|---|",

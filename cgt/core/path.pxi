@@ -4,7 +4,7 @@
 # before the next launch, and not earlier, since what is dropped until then costs nothing.
 
 cdef enum: SETTLING = 100_000   # microseconds, once for each device
-cdef bint BESIDE = False        # a thread called while another one recorded, and has perhaps held no path yet
+cdef bint BESIDE = False        # a thread called for a GPU while another one recorded, and has perhaps held no path yet
 
 cdef int path_hold(Path* p) noexcept:
     """path_lock for who makes no call."""

@@ -223,7 +223,6 @@ cdef object slot_facts(int n, int k, set written, set told):
     return SlotFacts(leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node_now(n), k), s.from_node,
                      sum([slot == k for slot, _ in told]))
 
-
 def node_spec(int n): return node_now(n).spec
 
 def node_replays(int n): return node_now(n).n_replay
@@ -250,8 +249,8 @@ def node_facts(int n):
             so_far = 0
     for k in range(node_now(n).len[OUTS]):
         o = node_out(&TABLE, node_now(n), k)
-        # not being freed
         line = <object>o.line if o.line is not NULL else ""
+        # not being freed
         if o.kind == FRESH and o.proto is not NULL: outs.append((line, storage_nbytes(o.proto)))
         elif o.kind == READOUT and o.ref == NONE and o.line is not NULL: readouts.append(<object>o.line)
     slots = [slot_facts(n, k, written, told) for k in range(node_now(n).len[SLOTS])]
@@ -468,7 +467,7 @@ def max_path(int n):
     TABLE.max_path = n
 
 def beside():
-    """This thread calls while another one records: no result is left in its recording's memory any more."""
+    """A thread calls for a GPU while another one records: results leave their recording's memory from now on."""
     global BESIDE
     BESIDE = True
 

@@ -92,7 +92,8 @@ def miss(call):
     sweep()
 
     def busy():
-        core.beside()
+        if is_for_gpu(call):
+            core.beside()
         return None, eager(call, errors.busy())
 
     try:
@@ -104,6 +105,13 @@ def miss(call):
     except torch.OutOfMemoryError:  # it is the user's: who catches it, and tries again with less, finds more
         make_way(call.state)
         raise
+
+
+def is_for_gpu(call):
+    """Does a call that nobody has looked at work on a GPU, as far as its arguments and earlier calls tell?"""
+    given = pytree.leaves_in((call.args, call.kwargs))
+    warmed = CUDA in call.state.learnt.devices.drivers.values()
+    return warmed or any(isinstance(x, torch.Tensor) and x.is_cuda for x in given)
 
 
 def compare(call, node, audited):

@@ -568,8 +568,8 @@ def watch(seen: Seen) -> None:
     fresh = [c for c in list(seen.code.started) if c is not None and c not in trace.asked]
     trace.asked.update(fresh)
     line = asker(c for c in fresh if is_read(c))
-    told = [k for k, s in enumerate(trace.sources) if s.op != core.IN_TENSOR]
-    if line is not None and any(row not in trace.exact for row in (*told, *trace.reads)):
+    shown = [k for k, s in enumerate(trace.sources) if s.op != core.IN_TENSOR]  # to Python, as stand-ins
+    if line is not None and any(row not in trace.exact for row in (*shown, *trace.reads)):
         leave(seen, errors.number_type(line, CHANGING))
 
 

@@ -57,7 +57,8 @@ def recording(state, node, depth, edge, apart, below):
     title = report.describe_node(facts, depth)
     lines.insert(0, f"on {report.device_name(facts.path)}")
     ops = [(str(op), line) for op, line in kept.trail]
-    shape = core.graph_shape(node) or (len(ops), list(itertools.pairwise(range(len(ops)))))
+    count = facts.graph_nodes - sum(facts.segments[:depth])
+    shape = core.graph_shape(node) or (count, list(itertools.pairwise(range(count))))  # the host's ops are a chain
     return report.Block(title, edge, below, lines, ops, shape)
 
 

@@ -553,7 +553,20 @@ def test_thread_that_calls_while_another_one_records_is_one_more(device):
 
     assert not several()
     assert same(cgt.jit(function)(x), x * 2)
-    assert list(cgt.stats(g).reasons) == [errors.busy()] and several()
+    assert list(cgt.stats(g).reasons) == [errors.busy()] and several() == x.is_cuda
+
+
+def test_thread_that_works_on_the_host_leaves_a_gpu_to_one_thread(device):
+    """It may call while another thread records: that costs results on the GPU no copy."""
+    several = lambda: core.path_state(-1 if device.type == "cpu" else 0)[2]  # noqa: E731
+    x, g = values(device, 3), cgt.jit(lambda x: x + 1)
+
+    def function(x):
+        in_threads(1, lambda _: g(torch.ones(3)))
+        return x * 2
+
+    assert same(cgt.jit(function)(x), x * 2)
+    assert list(cgt.stats(g).reasons) == [errors.busy()] and not several()
 
 
 def test_eight_threads_with_a_function_each(device):

@@ -160,6 +160,7 @@ def test_graphs_are_drawn_a_dot_a_node(device, tmp_path):
     last = [int(re.search(r": (\d+) nodes behind each other$", text)[1]) for text in texts]
     assert len(nodes) == len(last) == 2 and all(0 < one <= n for one, n in zip(sorted(last), sorted(nodes), strict=True))
     assert sum(one.tag.endswith("}circle") for one in picture) == sum(last)
+    assert last == [int(text.split()[0]) for text in texts]  # as the title says
     page = drawn(f, tmp_path)[0]
     assert sorted(page.texts("text")) == sorted(texts)
 
