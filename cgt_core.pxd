@@ -394,7 +394,7 @@ cdef struct Place:              # a value that the function can read without its
     int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part
     # FOLLOWS: whose tensor it is, or the first of a tuple's; IS_NUMBER: which number, or the first of a tuple's
     id_t slot
-    int32_t items               # FOLLOWS: of a tuple with so many; 0: the tensor itself
+    int32_t items               # FOLLOWS: so many slots, of the tensors there in their order
 
 cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t driver              # DriverKind

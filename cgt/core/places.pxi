@@ -56,18 +56,30 @@ cdef int empty_same(PyObject* want, PyObject* now) except -1:
     return PyDict_CheckExact(now) or (<object>now).default_factory is (<object>want).default_factory
 
 cdef int place_follow(Table* t, id_t n, id_t j) except -1:
-    """The tensor in the node's place j is its slot's from now on, if it is one of that type; so are those of a tuple
-    there, of the class that is wanted."""
+    """The tensor in the node's place j is its slot's from now on, if it is one of that type; so are those of a
+    container there, if it has the shape that is wanted."""
     cdef Place* p = node_place(t, node_row(t, n), j)
-    cdef int32_t k, items = p.items
     cdef id_t slot = p.slot
     cdef PyObject* now = place_now(p[0])
-    if now is NULL: return 0
-    if not items: return slot_follow(t, n, slot, now)
-    if Py_TYPE_(now) != p.want or PyTuple_GET_SIZEX(now) != items: return 0
-    held = <object>now                  # what is let go of may come to code of Python's
-    for k in range(items):
-        if not slot_follow(t, n, slot + k, PyTuple_GET_ITEMX(now, k)): return 0
+    return parts_follow(t, n, &slot, <object>p.want, <object>now) if now is not NULL else 0
+
+cdef int parts_follow(Table* t, id_t n, id_t* slot, object shape, object now) except -1:
+    """The tensors of a value, of which slot[0] is the first. shape: as of containers.Opened. What is let go of may come
+    to code of Python's, so the parts are held."""
+    if shape is None:
+        slot[0] += 1
+        return slot_follow(t, n, slot[0] - 1, <PyObject*>now)
+    kind, names, shapes = <tuple>shape
+    if type(now) is not kind: return 0
+    if names is None:
+        parts = tuple(now) if kind is list else (<tuple>now)[:]
+    else:
+        named = now if kind is dict else now.__dict__
+        if type(named) is not dict or tuple(named) != names: return 0
+        parts = tuple((<dict>named).values())
+    if len(parts) != len(<tuple>shapes): return 0
+    for part, inner in zip(parts, <tuple>shapes):
+        if not parts_follow(t, n, slot, inner, part): return 0
     return 1
 
 cdef bint slot_follow(Table* t, id_t n, id_t k, PyObject* now):
@@ -181,7 +193,7 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
             p = node_place(t, node, at)
             p.kind, where, key, p.guard, want, present, p.number, p.slot, p.items = row
             p.home, p.key, p.want = <PyObject*>where, <PyObject*>key, <PyObject*>want if present else NULL
-            for followed in range(p.slot, p.slot + max(p.items, 1) if p.guard == FOLLOWS else p.slot):
+            for followed in range(p.slot, p.slot + p.items if p.guard == FOLLOWS else p.slot):
                 Py_INCREF(<object>node_guard(t, node, followed).tensor)
                 node_slot(t, node, followed).follows = node.follows = node_guard(t, node, followed).odd = True
             if p.kind == ATTR: p.number = function_part(p.home, p.key)

@@ -34,8 +34,8 @@ def vet_code(state: State, seen: Seen) -> str | None:
 def vet_follows(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if it is not the same which tensor lies in a place that is followed, or is a gradient that moves, or
     None. Where the function comes to tensors in ways that cannot be followed (a set, a distribution), these may be what
-    lies in a place, too, at one call and not at another."""
-    if plan.graph is None and describe.loose_in(plan, seen):
+    lies in a place, too, at one call and not at another. Behind a blind all come in such ways."""
+    if plan.graph is None and not seen.code.looked and describe.loose_in(plan, seen):
         seen.asks_which = True
         remember(state, asks_which=True)
     first = len(plan.flat.tensors)

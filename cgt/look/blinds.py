@@ -17,7 +17,7 @@ from ..words import pytree
 from . import bytecode as b
 from .code import KEPT, asks_type
 
-KINDS: weakref.WeakSet = weakref.WeakSet()  # classes of blinds
+REAL: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # class of a blind, which has one -> what it stands for
 QUIET = frozenset(("__new__", "__init__", "__init_subclass__", "__subclasshook__", "__getattribute__", "__class__"))
 BARE = (object, types.SimpleNamespace)  # whose methods read an object's attributes without asking for them
 NOTHING = torch.empty(0)
@@ -69,7 +69,7 @@ def blind_for(real: Any, look: Callable[[], object]) -> object:
         raws = [row for base in BARE for row in vars(base).items() if callable(row[1]) and row[0] not in QUIET]
         made |= {name: ask(name) for name, raw in raws if getattr(cls, name, None) is raw}
     kind: Any = type(cls.__name__, (cls,), made)
-    KINDS.add(kind)
+    REAL[kind] = real
     is_tensor = cls is torch.Tensor
     blind = torch.Tensor._make_subclass(kind, real.detach(), real.requires_grad) if is_tensor else empty(kind)
     kind.__getattribute__ = attribute  # PyTorch asks while it makes one
@@ -77,7 +77,7 @@ def blind_for(real: Any, look: Callable[[], object]) -> object:
 
 
 def is_one(value: object) -> bool:
-    return type(value) in KINDS
+    return type(value) in REAL
 
 
 @functools.lru_cache(KEPT)

@@ -2,7 +2,9 @@
 
 While a function is recorded, stand-ins take the places of numbers there that change (live.py). A list, a dict and a
 dataclass keep their identity, which the function may ask for or store: their entries are exchanged, and put back behind
-the run. A tuple is made anew. What a run that comes to nothing did to any of them is undone."""
+the run. A tuple is made anew. What a run that comes to nothing did to any of them is undone.
+
+Those of tensors alone, in places, are told by their shape: calls may make them anew (Opened)."""
 
 import array
 import collections
@@ -11,9 +13,12 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from ..words.pytree import is_namedtuple
+from . import blinds
 
 # Larger containers are data, and so are longer lists and tuples of nothing but numbers.
 MOST_ENTRIES, MOST_IN_ROW, DEEPEST = 64, 8, 4
@@ -35,6 +40,44 @@ def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
         # No property in front of it.
         return [(f".{name}", name, x) for name, x in vars(value).items() if getattr(value, name, None) is x]
     return []
+
+
+class Opened(NamedTuple):
+    """A tensor, or a tuple, list, dict or object of nothing but tensors and such."""
+
+    shape: Any  # of a container (class, names of its entries or None, their shapes), of a tensor None
+    tensors: tuple
+    holders: tuple  # the container and those in it, of an object its dict, too
+
+    @property
+    def changes(self) -> bool:
+        """Can somebody write to it?"""
+        return any(type(one) in (list, dict) for one in self.holders)
+
+
+def opened(value: Any, depth: int = DEEPEST) -> Opened | None:
+    """None: it is, or contains, something else, or too much."""
+    if issubclass(type(value), torch.Tensor):
+        return Opened(None, (value,), ())
+    holders, names, entries = parts_held(value)
+    if not (0 < len(entries) <= MOST_ENTRIES and depth and all(type(name) is str for name in names or ())):
+        return None
+    found = [opened(one, depth - 1) for one in entries]
+    if None in found:
+        return None
+    shapes, tensors, inner = zip(*found, strict=True)
+    return Opened((type(value), names, shapes), sum(tensors, ()), sum(inner, holders))
+
+
+def parts_held(value: Any) -> tuple[tuple, tuple | None, tuple]:
+    """(holders, names, entries) as of Opened; nothing of what is no container."""
+    kind = type(value)
+    if kind is list or kind is tuple or (issubclass(kind, tuple) and not kind.__dictoffset__ and is_namedtuple(value)):
+        return (value,), None, tuple(value)
+    if kind is dict:
+        return (value,), tuple(value), tuple(value.values())
+    state = vars(value) if hasattr(value, "__dict__") and blinds.is_open(value) else {}
+    return (value, state), tuple(state), tuple(state.values())
 
 
 def named(args: tuple, kwargs: dict) -> list[tuple[str, object]]:

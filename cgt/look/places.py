@@ -50,8 +50,7 @@ from ..data import maker_of
 from ..run.taps import is_reader
 from ..words import private, wrappers
 from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is_sharded_module, knows_sharding
-from ..words.pytree import is_namedtuple
-from . import blinds
+from . import blinds, containers
 from .bytecode import ENTRY
 from .code import HOMES, KERNELS, code_reads, family, is_ambient, parts_of
 
@@ -96,7 +95,8 @@ class Found(NamedTuple):
     passed: set  # code objects of functions that were met and not looked at, since they did not run
     kept: list  # of Put
     hidden: list  # positions of places in which a blind lies while the function is recorded
-    shared: set  # ids of tensors and tuples that were met more than once
+    rows: set  # paths of places with lists or dicts that are compared as tuples are, by what is in them
+    shared: set  # ids of tensors and containers that were met more than once
     taken_over: list  # paths of modules whose parameters fully_shard has spread
     sharded: list  # (path, what it keeps of a parameter; None: this release keeps something else)
 
@@ -120,6 +120,7 @@ class Walk(NamedTuple):
     ran: set | None  # code objects that count; None: all
     keeps: Any  # (where, name, owner, value) -> what the code that ran only does under this name: see moving.keeper
     hidden: Any  # paths of those in which a blind lies while the function is recorded (blinds.py)
+    renewed: Any  # paths of places to which calls bring other lists or dicts of tensors
     named: dict  # id of a dict -> ((where, name), owner) of the place that leads to it
 
 
@@ -127,7 +128,7 @@ def find_places(
     function: Callable[..., object], roots: Iterable[tuple[str, object]] = (),
     ran: set[types.CodeType] | None = None, arguments: Iterable[tuple[str, torch.Tensor]] = (),
     most: float | None = None, keeps: Callable[[str, str, object, object], str | None] | None = None,
-    hidden: Iterable[str] = (),
+    hidden: Iterable[str] = (), renewed: Container[str] = (),
 ) -> Found | None:  # fmt: skip
     """All places from which `function` can read or in which it can store, and what else there is in Found; or
     None if there are more than `most` places.
@@ -136,9 +137,9 @@ def find_places(
     objects; only what these read counts. That is enough for a run in which no other code ran: to get to another one, a
     value must change that these read. To it come those that a backward will run. None: what any code reads to which the
     function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`,
-    `hidden`: see Walk."""
+    `hidden`, `renewed`: see Walk."""
     found = maker_of(Found)()
-    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps, hidden, {})
+    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps, hidden, renewed, {})
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within(collector_off(), lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -224,7 +225,7 @@ def visit(walk, thing, path, at_place=False):
     if id(thing) not in walk.seen:
         walk.seen[id(thing)] = thing
         walk.todo.append((rule, thing, path))
-    elif rule is walk_tensor or rule is walk_tuple:
+    elif rule in HELD:
         walk.found.shared.add(id(thing))
 
 
@@ -238,7 +239,25 @@ def add(walk, kind, home, key, want, path):
 
 def add_and_visit(walk, kind, home, key, value, path):
     add(walk, kind, home, key, value, path)
-    visit(walk, value, path, at_place=True)
+    there = containers.opened(value) if path in walk.renewed and id(value) not in walk.seen else None
+    if there is not None and there.changes:
+        walk.found.rows.add(path)
+        walk_row(walk, value, path)
+    else:
+        visit(walk, value, path, at_place=True)
+
+
+def walk_row(walk, row, path):
+    """A container that is compared by its tensors alone. What leads to it otherwise finds that it was met."""
+    if id(row) in walk.seen:
+        walk.found.shared.add(id(row))
+    walk.seen[id(row)] = row
+    holders, names, entries = containers.parts_held(row)
+    if len(holders) > 1:
+        walk_class(walk, type(row), path)
+    step = "[{!r}]" if len(holders) == 1 else ".{}"
+    for name, one in zip(names or range(len(entries)), entries, strict=True):
+        (visit if issubclass(type(one), torch.Tensor) else walk_row)(walk, one, path + step.format(name))
 
 
 def is_kept(walk, kind, home, key, value, path, where, owner, name=None):
@@ -747,15 +766,6 @@ def read_argument(walk, tensor, path, names):
     read_tensor(walk, tensor, path, names)
 
 
-def tensors_at(value: Any) -> tuple[torch.Tensor, ...]:
-    """(the tensor,), or the tensors of a tuple or NamedTuple of nothing else; or ()."""
-    cls = type(value)
-    if cls is tuple or (issubclass(cls, tuple) and not cls.__dictoffset__ and is_namedtuple(value)):
-        ones = tuple(tuple.__iter__(value))
-        return ones if all(issubclass(type(one), torch.Tensor) for one in ones) else ()
-    return (value,) if issubclass(cls, torch.Tensor) else ()
-
-
 def told_by(place: Place) -> dict | None:
     """The dict without whose change the place holds what it held, or None: to be compared at each call."""
     if place.kind in (DICT_ITEM, DICT_LEN, NAMES_ABSENT):
@@ -984,6 +994,7 @@ RULES = (  # the first that fits; None: nothing to walk
     (AROUND_BUILTIN, walk_around_builtin),
     ((types.MappingProxyType, *VIEWS), walk_proxy),
 )
+HELD = (walk_tensor, walk_tuple, walk_list, walk_dict, walk_instance)  # of which it counts how often they are met
 RULE_AT = {id(cls): k for k, (classes, _) in reversed([*enumerate(RULES)]) for cls in classes}
 
 

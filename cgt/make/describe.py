@@ -13,7 +13,7 @@ import torch
 
 from ..cuts import readout
 from ..data import Call, Changes, Draft, EffectRow, GradRow, Graph, Made, OutRow, Plan, Seen, SlotRow, Was
-from ..look import blinds, places
+from ..look import blinds, containers, places
 from ..numbers import counters, live
 from ..run import views
 from ..run.observe import NO_LINE
@@ -303,7 +303,8 @@ def is_pending(seen, t):
 
 def vet_constants(out, plan):
     """Static parts of the result must be what every replay may return again."""
-    known = {id(obj) for _, obj in plan.flat.objects} | {id(p.want) for p in plan.places}
+    known = {id(obj) for _, obj in plan.flat.objects}
+    known.update(id(p.want) for k, p in enumerate(plan.places) if k not in plan.follows)
     for path, obj in out.objects:
         if id(obj) not in known and not is_constant(obj):
             return errors.strange_output(path, type(obj).__name__)
@@ -663,11 +664,12 @@ def group_places(
         guard = core.BY_VALUE if is_plain(p.want) else core.BY_IDENTITY
         guard = next((kind for kind, members in kinds if k in members), guard)
         slots = follows.get(k, [core.NONE])
-        items = len(slots) if k in follows and isinstance(p.want, tuple) else 0
-        want = type(p.want) if items else None if k in follows else p.want  # the core has tensors from the slots
+        there = containers.opened(p.want) if k in follows else None
+        want = p.want if there is None else there.shape  # the core has tensors from the slots
         want = blinds.empty(type(want)) if k in hidden else want  # the last call's is nobody's business
-        row = (p.kind, p.home, p.key, guard, want, present, number, numbers.get(k, slots[0]), items)
-        teller = places.told_by(p)
+        row = (p.kind, p.home, p.key, guard, want, present, number, numbers.get(k, slots[0]), len(slots))
+        # No dict tells of what is written to a list in it.
+        teller = None if there is not None and there.changes else places.told_by(p)
         if teller is not None:
             groups.setdefault(id(teller), (teller, []))[1].append((row, k))
         else:

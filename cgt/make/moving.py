@@ -9,6 +9,7 @@ object's attribute of that name keeps it from being one, as do vars(self) and it
 up and down by such: by how much is the difference of what was there before and after. Others are live (live.py)."""
 
 import abc
+import collections
 import copy
 import dataclasses
 import functools
@@ -28,7 +29,7 @@ from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST_ITEM, LIST_LEN, NONE,
 
 from ..cuts import readout
 from ..data import EffectRow, Plan, Seen, State
-from ..look import blinds, flow, places
+from ..look import blinds, containers, flow, places
 from ..look.bytecode import ATTRIBUTE, ENTRY, GLOBAL, VARIABLE
 from ..look.code import HOMES, is_ambient, is_compiled
 from ..look.flow import advances_of, disturbers, moves_of
@@ -309,20 +310,19 @@ OPENING = {id(one) for one in (
 
 
 def is_replaced(place: Place) -> bool:
-    """Did the run put another tensor there, or another tuple of them? As it was read before, its place is followed, and
-    as a replay stores it, free."""
+    """Did the run put another tensor there, or another container of them? As it was read before, its place is followed,
+    and as a replay stores it, free."""
     now = value_at(place)
     if now is place.want:
         return False
-    then, ones = (places.tensors_at(value) for value in (place.want, now))
-    was, cls = type(place.want), type(now)
-    alike = was is cls or not (issubclass(was, tuple) or issubclass(cls, tuple))
-    return alike and len(ones) == len(then) > 0 and all(type(one) is torch.Tensor for one in ones)
+    then, there = containers.opened(place.want), containers.opened(now)
+    alike = then is not None and there is not None and then.shape == there.shape
+    return alike and all(type(one) is torch.Tensor for one in there.tensors)
 
 
 def is_asked(seen: Seen, place: Place) -> bool:
     """Was it asked, by a hash or an id, which tensor lay there before the run, or lies there now?"""
-    return is_one_asked(seen, [*places.tensors_at(place.want), *places.tensors_at(value_at(place))])
+    return is_one_asked(seen, [*tensors_at(place.want), *tensors_at(value_at(place))])
 
 
 def is_one_asked(seen: Seen, tensors: list[torch.Tensor]) -> bool:
@@ -333,20 +333,26 @@ def is_one_asked(seen: Seen, tensors: list[torch.Tensor]) -> bool:
 def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if the run put other tensors into places that it read and that are not followed yet, or None. Nor is
     one followed that a place had already to which the run only stores: whether it was stored anew is not known."""
+    changed = [plan.places[k].path for k, slots in plan.follows.items() if not holds(plan, k, slots)]
+    if changed:  # a list or dict that the run wrote to
+        state.learnt.moves.replaced.difference_update(changed)
+        return errors.changed_state(changed[0])
     there = {id(put.place.want) for put in plan.found.kept if value_at(put.place) is put.place.want}
-    held = {p: k for p, (k, slot) in plan.followable.items() if k in plan.follows and id(plan.tensors[slot]) in there}
+    held = {k for k in plan.follows if not there.isdisjoint(ids_at(plan.places[k].want))}
     if held:
-        stay = [path for path, k in held.items() if not is_replaced(plan.places[k])]
-        state.learnt.moves.followed.difference_update(stay)
-        return errors.follows(min(held))
+        stay = {k for k in held if not is_replaced(plan.places[k])}
+        state.learnt.moves.followed.difference_update(path for path, (k, _) in plan.followable.items() if k in stay)
+        return errors.follows(min(plan.places[k].path for k in held))
     if state.opts.outputs != "rescue":  # what is in a place lasts, whatever becomes of results
         return None
-    found = {k: plan.places[k] for k, _ in sorted(plan.followable.values())}
-    found = {k: place for k, place in found.items() if is_replaced(place) and not is_asked(seen, place)}
+    parts = {id(plan.tensors[slot]): path for path, (_, slot) in plan.followable.items()}
+    found = {k: plan.places[k] for k in {k for k, _ in plan.followable.values()} | renewable(plan, parts)}
+    found = {k: place for k, place in sorted(found.items()) if is_replaced(place) and not is_asked(seen, place)}
     if not found:
         return None
     at = found.keys() - plan.follows
-    names = [plan.places[k].path for k in sorted(at)] + [path for path, (k, _) in plan.followable.items() if k in at]
+    names = [place.path for k, place in found.items() if k in at]
+    names += [parts[id(t)] for k, place in found.items() if k in at for t in tensors_at(place.want)]
     grown = [place.path for place in found.values() if shapes_at(place.want) != shapes_at(value_at(place))]
     state.learnt.moves.grown.update(dict.fromkeys(grown))
     if not (names or grown):
@@ -356,9 +362,36 @@ def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
     return errors.grows(grown[0]) if grown else errors.follows(names[0])
 
 
+def ids_at(value):
+    """Of the tensors and containers in a place."""
+    there = containers.opened(value)
+    return {*map(id, there.tensors), *map(id, there.holders)}
+
+
+def holds(plan, k, slots):
+    """Is in the container what was there before the run?"""
+    return [*map(id, tensors_at(plan.places[k].want))] == [id(plan.tensors[slot]) for slot in slots]
+
+
+def renewable(plan, parts):
+    """Positions of places that alone lead to lists or dicts of nothing but tensors that could be followed. `parts`:
+    ids of these."""
+    holders = collections.Counter(id(place.want) for place in plan.places)
+    found = [
+        (k, containers.opened(p.want)) for k, p in enumerate(plan.places)
+        if p.kind in (DICT_ITEM, CELL, LIST_ITEM) and holders[id(p.want)] == 1 and value_at(p) is not p.want
+    ]  # fmt: skip
+    return {k for k, there in found if there and there.changes and parts.keys() >= {*map(id, there.tensors)}}
+
+
 def shapes_at(value: object) -> list[torch.Size]:
     """Of the tensors in a place."""
-    return [t.shape for t in places.tensors_at(value)]
+    return [t.shape for t in tensors_at(value)]
+
+
+def tensors_at(value):
+    there = containers.opened(value)
+    return () if there is None else there.tensors
 
 
 # --- objects that are replaced before anybody looks at them -----------------------------------------
@@ -385,10 +418,11 @@ def lay_blinds(seen: Seen) -> tuple[Callable[[], object], Callable[[], object]]:
 
 
 def take_blinds_away(seen: Seen) -> None:
-    """Where a blind lies still, its object does. Of what comes now it is not known whether it looks."""
+    """Where a blind lies, be it another place's, its object does. Of what comes now it is not known if it looks."""
     for place in hidden_of(seen):
-        if blinds.is_one(value_at(place)):
-            places.put_back(place)
+        real = blinds.REAL.get(type(value_at(place)), MISSING)
+        if real is not MISSING:
+            places.put_back(place._replace(want=real))
             seen.code.looked.add(place.path)
 
 

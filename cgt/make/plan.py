@@ -11,7 +11,7 @@ import torch
 from cgt_core import AT_PLACE, COPIED, CUDA, HOST, MISS_META, MISS_PLACE, MISS_POINTER, NONE, PINNED, REBOUND
 
 from ..data import Around, Call, OpenNumbers, Plan, Reached, State, Was, maker_of
-from ..look import code, empties, flow, impure, places
+from ..look import code, containers, empties, flow, impure, places
 from ..numbers import addresses, counters, live
 from ..run.devices import home_of
 from ..run.taps import is_reader, threads_beside
@@ -136,18 +136,31 @@ def find_mobile(call: Call, around: Around, followable: dict[str, tuple[int, int
     return mobile
 
 
+def vet_followed(moves, found, followed, follows):
+    """A sentence if what is followed is another thread's business, too, or a list or dict whose contents nothing else
+    guards is not followed; or None. `followed`, `follows`: the slots of tensors by path, of places by position."""
+    stored = next((path for path in followed if path in moves.replaced), None)
+    if stored is not None and (beside := threads_beside()):
+        return errors.used_elsewhere(stored, ", ".join(beside))
+    unguarded = found.rows.difference(found.places[k].path for k in follows)
+    moves.replaced.difference_update(unguarded)
+    return errors.changed_state(min(unguarded)) if unguarded else None
+
+
 def alone_in_places(found):
-    """{position: ids of tensors} of the places that alone lead to one, or to a tuple of such: others may come there,
+    """{position: ids of tensors} of places that alone lead to one, or to a container of such: others may come there,
     and it is these which the function finds. Not where the tensor has hooks that are places, or attributes, which could
     lead back to the function: the core's hold is hidden from the garbage collector."""
     others, alone = {id(p.home) for p in found.places} | found.shared, {}
     for k, p in enumerate(found.places):
-        if p.kind not in (places.DICT_ITEM, places.CELL, places.LIST_ITEM):
+        is_one = isinstance(p.want, (torch.Tensor, tuple)) or p.path in found.rows
+        is_one = is_one and p.kind in (places.DICT_ITEM, places.CELL, places.LIST_ITEM) and id(p.want) not in others
+        there = containers.opened(p.want) if is_one else None
+        if there is None:
             continue
-        ones = places.tensors_at(p.want)
-        ids = tuple(map(id, ones))
-        bear = any(core.has_attributes(t) or not core.is_plain(t) for t in ones)  # more than memory
-        if ones and not bear and len(set(ids)) == len(ids) and others.isdisjoint((id(p.want), *ids)):
+        ids = tuple(map(id, there.tensors))
+        bear = any(core.has_attributes(t) or not core.is_plain(t) for t in there.tensors)  # more than memory
+        if not bear and len(set(ids)) == len(ids) and others.isdisjoint((*map(id, there.holders), *ids)):
             alone[k] = ids
     return alone
 
@@ -177,9 +190,9 @@ def plan_call(
         if k in at:  # all tensors of a tuple, if one of them is
             followed[path] = slot
             follows.setdefault(k, []).append(slot)
-    stored = next((path for path in followed if path in state.learnt.moves.replaced), None)
-    if stored is not None and (beside := threads_beside()):
-        return errors.used_elsewhere(stored, ", ".join(beside))
+    reason = vet_followed(state.learnt.moves, found, followed, follows)
+    if reason is not None:
+        return reason
     fed = state.learnt.moves.fed - state.learnt.moves.written if driver == CUDA and graph is None else frozenset()
     moved = followed.keys() | (state.learnt.moves.swaps.keys() - followable.keys()) | fed
     slots = [(slot, path) for path, slot in mobile.items() if path in moved]
@@ -269,9 +282,10 @@ def look_around(state, function, flat):
     # A backward may run code of the forward's again (recomputation), and would not be seen to keep anything.
     keeps = state.opts.outputs == "rescue" and not will_save(state)
     hidden = {path for path, may in state.learnt.moves.hidden.items() if may} if keeps else ()
+    renewed = state.learnt.moves.replaced if keeps else ()
     ran = moving.counted(state, state.ran) if keeps else state.ran
     keep = moving.keeper(ran) if keeps else None
-    found = places.find_places(function, roots, ran, arguments, None, keep, hidden)
+    found = places.find_places(function, roots, ran, arguments, None, keep, hidden, renewed)
     state.learnt.passed.update(found.passed)
     return found
 

@@ -115,6 +115,14 @@ class Other(Named):
         return self.a - self.b
 
 
+class Bearer:
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+    def turned(self, x):
+        return Bearer(torch.tanh(self.b + x), self.a * 0.5)
+
+
 class World:
     """What a function finds outside of its arguments: each kind of program has some of it."""
 
@@ -124,6 +132,9 @@ class World:
         self.rows, self.inside, self.pair = [square(device, 3)], {"c": square(device, 4)}, (self.a, self.b)
         self.s, self.t, self.two = (square(device, 5), square(device, 6)), (square(device, 8),), [(square(device, 9), square(device, 10))]
         self.named, self.Named, self.Other = Named(square(device, 16), square(device, 17)), Named, Other
+        self.l, self.l2, self.d = [square(device, 18), square(device, 19)], [square(device, 20)], {"k": square(device, 21), "v": square(device, 22)}
+        self.obj, self.obj2, self.Obj = Bearer(square(device, 27), square(device, 28)), Bearer(square(device, 29), square(device, 30)), Bearer
+        self.deep = [(square(device, 23), square(device, 24)), (square(device, 25), square(device, 26))]
         self.grid, self.count = values(device, 2, 4, 4, seed=4), torch.zeros(3, dtype=torch.int64, device=device)
         self.part, self.memory = self.grid[1, 1:], torch.zeros(4, device=device)
         self.w = square(device, 11).requires_grad_()
@@ -152,9 +163,9 @@ class World:
     def now(self):
         """All that a call can change."""
         module, momentum = self.m, [s["momentum_buffer"] for s in self.sgd.state.values()]
-        kept = {name: value for name, value in vars(self).items() if name not in ("device", "sgd", "m", "inner", "parts", "weak")}
-        kept.update(line=list(self.line), known=list(self.known))
-        return [kept, vars(self.inner), vars(self.parts), [module.b, module.n, module.last], momentum, self.w.grad]
+        kept = {name: value for name, value in vars(self).items() if name not in ("device", "sgd", "m", "inner", "parts", "weak", "obj", "obj2")}
+        kept.update(line=list(self.line), known=list(self.known), one=(self.l is self.l2, self.d is self.last, self.obj is self.obj2))
+        return [kept, vars(self.inner), vars(self.obj), vars(self.obj2), vars(self.parts), [module.b, module.n, module.last], momentum, self.w.grad]
 
 
 # --- what programs contain ------------------------------------------------------------------------
@@ -318,6 +329,28 @@ KINDS = {
         """,
         calls=refilled(5),
         results="x * 2",
+    ),
+    # Lists and dicts of tensors in places, made anew, written, and handed on.
+    "renewed": Kind(
+        """
+        x = torch.tanh(x + o.l[0] * o.l[-1]) | x = torch.tanh(x * o.d["k"] + o.d["v"]) | x = torch.tanh(x - o.deep[0][1]) | x = torch.tanh(x + o.a)
+        o.l = [torch.tanh(o.l[-1] + x), o.l[0] * 0.5] | o.d = {{"k": o.d["v"] * 0.5, "v": torch.tanh(x + o.d["k"])}}
+        o.deep = [(a * 0.5, torch.tanh(b + x)) for a, b in o.deep] | o.deep = [*o.deep[1:], (x * 0.5, o.l[0] * x)] | o.l = [x * 0.5, o.d["k"] * x]
+        o.l[0] = o.l[0] * 0.5 + x | o.d["k"] = torch.tanh(x + o.d["v"]) | o.l = o.l[::-1] | o.l = [o.l[0].mul_(0.5), x * 2] | o.a = o.l[0]
+        o.l, o.l2 = o.l2, o.l | o.l2 = o.l | o.l = [*o.l2] | o.last = o.d | o.d = dict(o.d) | o.d = {{**o.d, "v": x * 0.25}}
+        x = x + 1 if o.l is o.l2 else x - 1 | x = torch.tanh(x * len(o.l)) | x = torch.tanh(x + sum(o.d.values())) | o.l = [x]
+        x = torch.tanh(x + o.l2[0]) | o.l2 = [x * 0.5] | o.obj = o.obj.turned(x) | o.obj = o.Obj(x * 0.5, o.obj.a + x) | x = torch.tanh(x + o.obj.b)
+        o.obj2 = o.obj | o.obj, o.obj2 = o.obj2, o.obj | o.obj2 = o.Obj(x * 0.25, x) | o.obj = o.obj2 | if x.sum() > 0: o.obj = o.Obj(x * 2, x + 1)
+        o.obj.a = o.obj.a * 0.5 + x | o.deep = [(o.obj.a + x, x * 2)] | out.append([*o.l]) | out.append(o.d["k"]) | if x.sum() > 0: o.l = [x * 2, x + 1]
+        """,
+        between="""
+        o.l = [o.fresh(), o.fresh()] | o.l.append(r) | o.l[0] = o.fresh() | o.l.reverse() | o.l = o.l2 | o.l2 = o.l | o.l = [r, r]
+        o.d["k"] = r | o.d = {{"v": r, "k": o.fresh()}} | o.d["more"] = o.fresh() | o.d.pop("more", None) | o.deep[0] = (r, o.fresh())
+        o.deep.append((o.fresh(), r.clone())) | o.deep.pop(0) if len(o.deep) > 1 else 0 | pass | o.l = [o.d["k"], o.fresh()] | o.a = o.l[0]
+        o.obj = o.Obj(r, o.fresh()) | o.obj.a = r | o.obj.more = o.fresh() | vars(o.obj).pop("more", None) | o.obj.b = o.obj.a | o.obj2 = o.obj
+        """,
+        calls=refilled(5),
+        results="x * 2 | x, out",
     ),
     # Values read on the way, ops between graphs, random numbers, counters, stores, writes, and a second function.
     "mixed": Kind(

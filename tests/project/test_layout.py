@@ -24,7 +24,7 @@ HOUSE = [
     ("words", "errors options private wrappers pytree"),
     ("", "data"),
     ("run", "taps devices observe tokens constants tape blank views"),
-    ("look", "bytecode code flow blinds places empties returns containers impure"),
+    ("look", "bytecode code flow blinds containers places empties returns impure"),
     ("lanes", "spread forms"),
     ("ranks", "collectives"),
     ("numbers", "rows standins live counters scalars addresses"),
