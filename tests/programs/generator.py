@@ -123,6 +123,21 @@ class Bearer:
         return Bearer(torch.tanh(self.b + x), self.a * 0.5)
 
 
+class Thing:
+    """An object with a number and another object."""
+
+    scale = 2
+
+    def __init__(self, a, n=0, inner=None):
+        self.a, self.n, self.inner = a, n, inner
+
+    def __call__(self, x):
+        return torch.tanh(x * self.scale + self.a)
+
+    def told(self):
+        return [type(self).__name__, self.a, self.n, self.inner and self.inner.told()]
+
+
 class World:
     """What a function finds outside of its arguments: each kind of program has some of it."""
 
@@ -134,6 +149,8 @@ class World:
         self.named, self.Named, self.Other = Named(square(device, 16), square(device, 17)), Named, Other
         self.l, self.l2, self.d = [square(device, 18), square(device, 19)], [square(device, 20)], {"k": square(device, 21), "v": square(device, 22)}
         self.obj, self.obj2, self.Obj = Bearer(square(device, 27), square(device, 28)), Bearer(square(device, 29), square(device, 30)), Bearer
+        self.p, self.q, self.box, self.shelf, self.Thing = *(Thing(square(device, k)) for k in (31, 32)), [Thing(square(device, 33))], {}, Thing
+        self.dist = torch.distributions.Normal(square(device, 34), 1.0)
         self.deep = [(square(device, 23), square(device, 24)), (square(device, 25), square(device, 26))]
         self.grid, self.count = values(device, 2, 4, 4, seed=4), torch.zeros(3, dtype=torch.int64, device=device)
         self.part, self.memory = self.grid[1, 1:], torch.zeros(4, device=device)
@@ -163,8 +180,10 @@ class World:
     def now(self):
         """All that a call can change."""
         module, momentum = self.m, [s["momentum_buffer"] for s in self.sgd.state.values()]
-        kept = {name: value for name, value in vars(self).items() if name not in ("device", "sgd", "m", "inner", "parts", "weak", "obj", "obj2")}
+        kept = {name: value for name, value in vars(self).items() if name not in ("device", "sgd", "m", "inner", "parts", "weak", "obj", "obj2", "p", "q", "box", "shelf", "dist")}
         kept.update(line=list(self.line), known=list(self.known), one=(self.l is self.l2, self.d is self.last, self.obj is self.obj2))
+        things = [self.p, self.q, *self.box, *self.shelf.values()]
+        kept.update(things=[one.told() for one in things], which=[one is other for one in things for other in things], dist=vars(self.dist))
         return [kept, vars(self.inner), vars(self.obj), vars(self.obj2), vars(self.parts), [module.b, module.n, module.last], momentum, self.w.grad]
 
 
@@ -348,6 +367,24 @@ KINDS = {
         o.d["k"] = r | o.d = {{"v": r, "k": o.fresh()}} | o.d["more"] = o.fresh() | o.d.pop("more", None) | o.deep[0] = (r, o.fresh())
         o.deep.append((o.fresh(), r.clone())) | o.deep.pop(0) if len(o.deep) > 1 else 0 | pass | o.l = [o.d["k"], o.fresh()] | o.a = o.l[0]
         o.obj = o.Obj(r, o.fresh()) | o.obj.a = r | o.obj.more = o.fresh() | vars(o.obj).pop("more", None) | o.obj.b = o.obj.a | o.obj2 = o.obj
+        """,
+        calls=refilled(5),
+        results="x * 2 | x, out",
+    ),
+    # Objects in places, of which some are replaced before anybody looks, handed on, changed, and called.
+    "objects": Kind(
+        """
+        o.p = o.Thing(x * 2) | o.q = o.Thing(torch.tanh(x), 3) | o.p = o.Thing(o.p.a * 0.5 + x) | o.q = o.Thing(x, o.q.n + 1) | o.q = o.p | o.p = o.q
+        o.p, o.q = o.q, o.p | o.box[0] = o.p | o.box = [o.q] | o.shelf["p"] = o.p | o.p = o.shelf.get("p", o.q) | o.p = o.box[0] | o.q = o.Thing(x, 1, o.p)
+        o.p.a = o.p.a * 0.5 + x | o.p.n += 1 | o.q.n = 2 | o.p.inner = o.q.inner | o.q.inner = None | x = o.p(x) | x = torch.tanh(x + o.q.a) | x = x * 0.5
+        if {test}: o.p = o.Thing(x * 2, 1) | if {test}: o.q = o.p | x = x + o.p.n | x = x + (1 if o.p is o.q else 0) | x = x + len(o.shelf)
+        o.dist = torch.distributions.Normal(torch.tanh(x), 1.0, validate_args=False) | x = torch.tanh(o.dist.log_prob(x)) | x = x + o.dist.mean * 0.5
+        out.append(o.p.a) | out.append(o.q.a * 2) | y = o.p.a if o.p.inner is None else o.p.inner.a | x = torch.tanh(x + y) | o.p.a.mul_(0.5)
+        """,
+        value=("x.sum()", "x.mean()"),
+        between="""
+        o.p = o.Thing(o.fresh()) | o.q = o.Thing(r, 1) | o.q = o.p | o.p.a = o.fresh() | o.p.n += 1 | o.q.inner = o.Thing(r) | o.shelf.clear() | o.p, o.q = o.q, o.p
+        o.box.append(o.Thing(r)) if len(o.box) < 3 else o.box.pop() | o.p.a = o.q.a | pass | o.box[0] = o.q
         """,
         calls=refilled(5),
         results="x * 2 | x, out",
