@@ -72,11 +72,13 @@ def opened(value: Any, depth: int = DEEPEST) -> Opened | None:
 def parts_held(value: Any) -> tuple[tuple, tuple | None, tuple]:
     """(holders, names, entries) as of Opened; nothing of what is no container."""
     kind = type(value)
-    if kind is list or kind is tuple or (issubclass(kind, tuple) and not kind.__dictoffset__ and is_namedtuple(value)):
+    if kind is tuple or (issubclass(kind, tuple) and not kind.__dictoffset__ and is_namedtuple(value)):
+        return (value,), None, tuple(tuple.__iter__(value))
+    if kind is list:
         return (value,), None, tuple(value)
     if kind is dict:
         return (value,), tuple(value), tuple(value.values())
-    state = vars(value) if hasattr(value, "__dict__") and blinds.is_open(value) else {}
+    state = vars(value) if blinds.is_open(value) else {}
     return (value, state), tuple(state), tuple(state.values())
 
 

@@ -125,7 +125,7 @@ def test_what_a_call_makes_anew_is_read_by_the_next(device, kind):
             m.s = make(torch.tanh(a + x), b * 0.5 + a)
             return a * 2
 
-        for k in range(20):
+        for k in range(24):
             made.append((f(square(device, k)).clone(), plain(m.s)))
         return made, f
 
@@ -160,7 +160,7 @@ def test_wherever_it_lies(device, place):
             return Holder.s[0] + 1
 
         f = wrap({"list": of_list, "dict": of_dict, "cell": of_cell, "attribute of a class": of_class}[place])
-        for k in range(14):
+        for k in range(20):
             made.append((f(square(device, k)).clone(), plain([rows[0], box["s"], cell, Holder.s])))
         return made, f
 
