@@ -534,8 +534,8 @@ def describe_put(known, place, at, j, value):
         program.append((core.TENSOR, 0, None) if op[0] == pytree.LIVE else op)
     if len(program) == len(parts) == 1:
         return EffectRow(kind, core.NONE, out=parts[0][0], place=at)
-    row = all(op[0] == core.TENSOR for op in program[1:]) and program[0][0] == core.TUPLE
-    make = tuple if row else functools.partial(pytree.unflatten, tuple(program))
+    plain = {core.TUPLE: tuple, core.LIST: list} if all(op[0] == core.TENSOR for op in program[1:]) else {}
+    make = plain.get(program[0][0]) or functools.partial(pytree.unflatten, tuple(program))
     by = Made(make, parts, [number for _, number in flat.numbers])
     return EffectRow(kind, core.NONE, place=at, by=by, made=True)
 
