@@ -137,8 +137,11 @@ def varying(call):
     None."""
     if sum(kind[0] == call.spec for kind in call.state.learnt.account.met) > 1:
         return None
-    programs = [known for spec, known in call.state.learnt.programs.items() if spec != call.spec]
-    found = pytree.first_difference(programs[-1], call.flat) if programs else None
+    mine, others = whose(call.flat.program), [*call.state.learnt.programs.items()]
+    known = next((one for spec, one in reversed(others) if spec != call.spec and whose(one[0]) == mine), None)
+    if known is None:  # those before went with their objects
+        return next((path for path, one in call.flat.objects if id(one) != mine), None)
+    found = pytree.first_difference(known, call.flat) or pytree.first_difference(known, call.flat, (pytree.LIVE,))
     return None if found is None else found[0]
 
 

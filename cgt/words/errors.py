@@ -274,8 +274,8 @@ scaler_outside = says("""421: GradScaler.step at {line} needs to know on the CPU
 # 5: whether a call is recorded
 unrecorded = says("501: no such call is recorded yet. Call it outside first, until cgt.stats tells of replays.")
 limit = says("502: recorded {n} times already (max_records); {why}")
-new_kind = says("""504: first call with such arguments. [[{path} differs at each call: keep it to a few values, or pass
-    it by itself as a float, an int or a tensor. ]]It is recorded when such a call comes again.""")
+new_kind = says("""504: first call with such arguments. [[{path} differs at each call: keep it to a few values, or to
+    one object, or pass it by itself as a float, an int or a tensor. ]]It is recorded when such a call comes again.""")
 timed = says("505: this call was timed: a recording was not replayed yet, and another one is made only if it pays.")
 does_not_pay = says("""503: recording is paused: with the next one, {spent:.1f} ms would be spent on recordings that are
     hardly replayed, and an eager call takes {eager:.0f} µs. Cause: {why} Next try after {calls} calls, or when calls

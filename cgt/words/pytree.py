@@ -269,15 +269,17 @@ def unflatten_call(program: Collection[tuple], tensors: Collection[torch.Tensor]
     return _build_all(program, tensors, 2)
 
 
-def first_difference(recorded: tuple[tuple, tuple], flat: Flat) -> tuple[str, str, str] | None:
+def first_difference(
+    recorded: tuple[tuple, tuple], flat: Flat, any_of: Collection[int] = (SAME, LIVE)
+) -> tuple[str, str, str] | None:
     """(path, what a recorded call had there, what this one has), as texts, of the first leaf in which they differ, but
-    for objects and numbers that may be any; or None. `recorded`: (program, where). For messages."""
+    for those that may be any: objects, and numbers that follow; or None. `recorded`: (program, where). For messages."""
     numbers = {path: (PLAIN, 0, number) for path, number in flat.numbers}
     then, now = leaves_of(*recorded), leaves_of(flat.program, flat.where) | numbers
     for path in dict.fromkeys((*then, *now)):
         was: Any = then.get(path)
         one: Any = now.get(path)
-        if not (was and one and (was[0] in (SAME, LIVE) or was[0] == one[0] == TENSOR or _same_op(was, one))):
+        if not (was and one and (was[0] in any_of or was[0] == one[0] == TENSOR or _same_op(was, one))):
             return path, told_leaf(was), told_leaf(one)
     return None
 
@@ -288,8 +290,8 @@ def leaves_of(program: tuple, where: tuple) -> dict[str, tuple]:
 
 
 def told_leaf(op: tuple | None) -> str:
-    if op is None or op[0] == TENSOR:
-        return "nothing" if op is None else "a tensor"
+    if op is None or op[0] in (TENSOR, SAME):
+        return "nothing" if op is None else "a tensor" if op[0] == TENSOR else "an object"
     try:
         return repr(op[2])[:40]
     except Exception:  # the user's own, which no message of ours may raise

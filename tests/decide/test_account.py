@@ -76,7 +76,17 @@ class Unspeakable:
         raise RuntimeError("mine")
 
 
-@pytest.mark.parametrize("wrap", [numpy.float64, lambda k: {"t": [str(k)]}, lambda k: State(str(k), 1.0), str, Unspeakable], ids=["numpy", "nested", "namedtuple", "str", "object"])
+class Dict(dict):
+    """Of a class that is not known, so it is compared by identity."""
+
+
+WRAPS = {
+    "numpy": numpy.float64, "nested": lambda k: {"t": [str(k)]}, "namedtuple": lambda k: State(str(k), 1.0), "str": str, "object": Unspeakable,
+    "function": lambda k: lambda t: t, "set": lambda k: {1, 2}, "dict of a class": lambda k: {"t": [Dict()]}, "iterator": lambda k: iter([1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS.keys())
 def test_the_argument_that_is_another_one_at_each_call_is_named(device, wrap):
     f, x = cgt.jit(lambda x, what: x * 2), values(device)
     for k in range(40):
