@@ -147,6 +147,7 @@ cpdef enum:                 # PlaceGuard: places.guard: what must be as it was
     NOT_AT_ALL              # the call stores something, and nobody in it sees what is there
     FOLLOWS                 # its type: the tensor that is there now is a slot's
     IS_NUMBER               # its type: the number that is there now is one of the node's numbers
+    ANY_LIST                # the call appends to a list, and nobody in it sees to which: that no other place has
 
 cpdef enum:                 # Miss: why a node did not accept a call; node_why says, dispatch.py explains
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
@@ -391,7 +392,7 @@ cdef struct Place:              # a value that the function can read without its
     PyObject* home              # borrowed
     PyObject* key
     PyObject* want              # NULL: must stay absent
-    int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part
+    int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part; ANY_LIST: where the last that fitted lies
     # FOLLOWS: whose tensor it is, or the first of a tuple's; IS_NUMBER: which number, or the first of a tuple's
     id_t slot
     int32_t items               # FOLLOWS: so many slots, of the tensors there in their order

@@ -107,6 +107,19 @@ cdef int numbers_take(Table* t, id_t n, Place* p, PyObject* now) except -1:
         if took == 2: all_took = 2
     return all_took
 
+cdef int list_fits(Table* t, id_t n, id_t j) except -1:
+    """Is what lies in the node's place j a list that no other place has or lies in? Objects of theirs stay alive, so an
+    address that was of none is of none later; and of two such lists the one that came last is compared."""
+    cdef Place* p = node_place(t, node_row(t, n), j)
+    cdef PyObject* now = place_now(p[0])
+    if now is NULL or Py_TYPE_(now) != LIST_TYPE: return 0
+    if p.number == <int64_t>now: return 1
+    for k in range(node_row(t, n).len[PLACES]):
+        q = node_place(t, node_row(t, n), k)
+        if k != j and (q.home == now or now == (place_now(q[0]) if q.guard == ANY_LIST else q.want)): return 0
+    p.number = <int64_t>now
+    return 1
+
 cdef int place_take(Table* t, id_t n, id_t j) except -1:
     """The number in the node's place j is today's, if C can hold it."""
     cdef Place* p = node_place(t, node_row(t, n), j)
@@ -147,6 +160,8 @@ cdef int32_t tag_holds(Table* t, id_t n, int32_t k) except -2:
             if not place_follow(t, n, j): return j
         elif node_place(t, node_row(t, n), j).guard == IS_NUMBER:
             if not place_take(t, n, j): return j
+        elif node_place(t, node_row(t, n), j).guard == ANY_LIST:
+            if not list_fits(t, n, j): return j
         elif not place_holds(node_place(t, node_row(t, n), j)[0]): return j
     if CGT_DEBUG and k == 0: table_move(t)
     return NONE

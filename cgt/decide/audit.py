@@ -303,7 +303,7 @@ def rows_of(kept):
 def filled_by(kept):
     """Containers whose entries a replay changes, or whose entries no place compares."""
     rows = rows_of(kept)
-    appended = [rows[effect.place][WANT] for effect in kept.objects[2] if effect.kind == APPENDS]
+    appended = [core.value_at(rows[effect.place]) for effect in kept.objects[2] if effect.kind == APPENDS]
     return appended + containers.unguarded(row[WANT] for row in rows)
 
 

@@ -501,7 +501,8 @@ def add_node(call, plan, seen, draft):
     mine = [None if any(k in slots for slots in follows.values()) else s.tensor for k, s in enumerate(slots)]
     sources = reversed([*enumerate(plan.numbers.sources)])  # of a tuple the first number counts
     taken = {s.at: k for k, s in sources if s.op == AT_PLACE}
-    groups, order = describe.group_places(plan.places, plan.changes, follows, taken, plan.found.hidden)
+    hidden, lists = plan.found.hidden, moving.any_lists(plan)
+    groups, order = describe.group_places(plan.places, plan.changes, follows, taken, hidden, lists)
     row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
     # Another thread may have moved the version of what this run did not touch.
     effects = [e._replace(slot=index[e.slot], place=row_at[e.place]) for e in draft.effects if e.slot in index]

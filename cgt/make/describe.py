@@ -651,12 +651,12 @@ def used_slots(plan: Plan, draft: Draft) -> list[int]:
 
 def group_places(
     found: list[places.Place], changes: Changes, follows: dict[int, list[int]], numbers: dict[int, int],
-    hidden: Collection[int],
+    hidden: Collection[int], lists: Collection[int],
 ) -> tuple[list[tuple[object, list[tuple]]], list[int]]:  # fmt: skip
     """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
     one group that is compared at each call; the positions that they had.)"""
-    groups, loose, roles = {}, [], (numbers, follows, changes.free, changes.moving)
-    kinds = [*zip((core.IS_NUMBER, core.FOLLOWS, core.NOT_AT_ALL, core.BY_TYPE), roles, strict=True)]
+    groups, loose, roles = {}, [], (numbers, follows, changes.free, changes.moving, lists)
+    kinds = [*zip((core.IS_NUMBER, core.FOLLOWS, core.NOT_AT_ALL, core.BY_TYPE, core.ANY_LIST), roles, strict=True)]
     for k, p in enumerate(found):
         number = p.want if p.kind in (places.DICT_LEN, places.LIST_LEN) else 0
         number = p.key if p.kind == places.LIST_ITEM else number
@@ -667,6 +667,7 @@ def group_places(
         there = containers.opened(p.want) if k in follows else None
         want = p.want if there is None else there.shape  # the core has tensors from the slots
         want = blinds.empty(type(want)) if k in hidden else want  # the last call's is nobody's business
+        want = [] if guard == core.ANY_LIST else want
         row = (p.kind, p.home, p.key, guard, want, present, number, numbers.get(k, slots[0]), len(slots))
         # No dict tells of what is written to a list in it.
         teller = None if there is not None and there.changes else places.told_by(p)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST_ITEM, LIST_LEN, NONE, TYPE_ATTR
+from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST, LIST_ITEM, LIST_LEN, NONE, TYPE_ATTR
 
 from ..cuts import readout
 from ..data import EffectRow, Plan, Seen, State
@@ -360,6 +360,17 @@ def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
     state.learnt.moves.followed.update(names)
     state.learnt.moves.replaced.update(names)
     return errors.grows(grown[0]) if grown else errors.follows(names[0])
+
+
+def any_lists(plan: Plan) -> set[int]:
+    """Positions of places in which any list will do, since the call appends to it and no more. Another one may be what
+    the call reads elsewhere: the core asks the other places; arguments, and lists that are followed, are none."""
+    followed = [containers.opened(plan.places[k].want) for k in plan.follows]
+    if any(there.changes for there in followed) or any(op[0] == LIST for op in plan.flat.program):
+        return set()
+    wants = [id(place.want) for place in plan.places]
+    appended = (k for put, k in plan.changes.puts if put.place.kind == LIST_LEN)
+    return {k for k in appended if plan.places[k].kind in (DICT_ITEM, CELL) and wants.count(wants[k]) == 1}
 
 
 def ids_at(value):

@@ -706,3 +706,111 @@ def test_threads_append_every_call(device):
     in_threads(3, work)
     sums = sorted(float(t) for t in o.losses[3:])
     assert sums == sorted([3.0 * n for n in range(100)] * 3) and len(o.sizes) == 303
+
+
+def episodes(run):
+    """What run(wrap) tells is as in eager; the jitted function."""
+    (mine, f), (theirs, _) = run(cgt.jit), run(lambda f: f)
+    assert repr(mine) == repr(theirs)
+    return f
+
+
+@pytest.mark.parametrize("where", ["attribute", "variable", "global"])
+@pytest.mark.parametrize("what", ["tensor", "number"])
+def test_a_new_list_for_each_episode(device, where, what):
+    """Any list will do, if the call appends to it and no more."""
+    last = "y" if what == "tensor" else "y.sum().item()"
+
+    def run(wrap):
+        space = {"torch": torch, "o": types.SimpleNamespace(), "rows": []}
+        name = {"attribute": "o.rows", "variable": "rows", "global": "rows"}[where]
+        text = f"def f(x):\n    y = torch.tanh(x)\n    {name}.append({last})\n    return y * 2"
+        if where == "variable":
+            text = "def make():\n    rows = []\n" + "\n".join("    " + line for line in text.splitlines())
+            text += "\n    def anew():\n        nonlocal rows\n        rows = []\n        return rows\n    return f, anew"
+        elif where == "attribute":
+            space["o"] = Holder()
+        exec(text, space)
+        f, anew = space["make"]() if where == "variable" else (space["f"], None)
+        f, made = wrap(f), []
+        for k in range(8):
+            rows = anew() if anew else []
+            if where == "attribute":
+                space["o"].rows = rows
+            space["rows"] = rows if where == "global" else space["rows"]
+            for j in range(5):
+                made.append(f(values(device, 4, seed=5 * k + j)).clone())
+            made.append(list(rows))
+        return made, f
+
+    f = episodes(run)
+    assert cgt.stats(f).records <= 3 and cgt.stats(f).replays >= 34, cgt.explain(f)
+
+
+class Holder:
+    rows: list
+    others: list
+
+
+READS = {
+    "its length": lambda o, y: y + len(o.others), "its last": lambda o, y: y + (o.others[-1] if o.others else 0), "before": lambda o, y: y * 2,
+    "which it is": lambda o, y: y + (o.others is o.more), "appends, too": lambda o, y: (o.others.append(y * 3), y)[1],
+    "replaces it": lambda o, y: (setattr(o, "others", [y * 2, y]), y)[1], "follows it": lambda o, y: (setattr(o, "others", [o.others[0] + y, y]), y)[1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("given", [False, True], ids=["place", "argument"])
+def test_the_list_is_another_one_that_the_call_reads(device, reads, given):
+    def run(wrap):
+        o, made = Holder(), []
+        o.rows, o.others, o.more = [], [values(device, 4), values(device, 4, seed=2)], []
+
+        @wrap
+        def f(x, others=None):
+            y = torch.tanh(x) + (others[0] if others else 0)
+            o.rows.append(y)
+            return READS[reads](o, y) + (others[-1] if others else 0)
+
+        for k in range(40):
+            x = values(device, 4, seed=k)
+            made.append((f(x, o.others[:2] if k % 2 else o.others) if given else f(x)).clone())
+            made.append([[t.clone() for t in rows] for rows in (o.rows, o.others, o.more)])
+            if k % 5 == 4:
+                o.rows = [[], o.others, o.more, [], o.others][k // 5 % 5]
+                o.others = o.others[-2:] if k % 3 else [values(device, 4, seed=k), values(device, 4, seed=k + 1)]
+            if k in (17, 28):
+                o.rows = o.others
+        return made, f
+
+    episodes(run)
+
+
+@pytest.mark.parametrize("other", [lambda: (1,), lambda: None, lambda: Lines(), lambda: collections.deque()], ids=["tuple", "none", "subclass", "deque"])
+def test_what_is_no_list_is_not_appended_to_by_replays(device, other):
+    def run(wrap):
+        o, made = Holder(), []
+        o.rows = []
+
+        @wrap
+        def f(x):
+            y = torch.tanh(x)
+            o.rows.append(y)
+            return y
+
+        for k in range(24):
+            try:
+                made.append(f(values(device, 4, seed=k)).clone())
+            except AttributeError:
+                made.append("no list")
+            made.append(repr(o.rows))
+            if k % 6 == 5:
+                o.rows = other() if k % 12 == 5 else []
+        return made, f
+
+    episodes(run)
+
+
+class Lines(list):
+    def append(self, one):
+        super().append(one * 2)

@@ -249,13 +249,14 @@ KINDS = {
         """
         o.book['a'].append({value}.item()) | o.book['b'].append(n) | o.book['a'].append(x * 1) | o.book['a'].append((n, x.sum()))
         o.book['b'].append(len(o.losses)) | o.book['n'] += 1 | o.losses.append(n) | x = x * 2 | x = torch.tanh(x) | n = {value}.item()
-        o.book['x']['a'].append(n) | o.book['x']['a'].append(x * 3)
+        o.book['x']['a'].append(n) | o.book['x']['a'].append(x * 3) | o.other.append(x * 2) | x = x + len(o.other) % 3
         if {value} > 0: x = x + 1 | if n > 0: o.book['b'].append(1) | o.book['a'].append(o.book['n']) | o.book['b'].append(2.5)
         """,
         head="n = x.sum().item()",
         between="""
         pass | pass | pass | o.book['a'].clear() | o.book['b'] = [] | o.book = {{'a': [], 'b': [3], 'n': 2, 'x': {{'a': []}}}} | o.book['x'] = {{'a': [1]}} | o.book['n'] = 7
-        o.book['a'].append(r) | o.losses = [] | o.book['b'].pop() if o.book['b'] else 0
+        o.book['a'].append(r) | o.losses = [] | o.book['b'].pop() if o.book['b'] else 0 | o.losses = o.other | o.other = o.losses | o.other = []
+        o.book['b'] = o.losses | o.book['a'] = o.other | o.book['a'] = []
         """,
         calls=refilled(4),
         results="x * 1",
