@@ -392,7 +392,7 @@ cdef struct Place:              # a value that the function can read without its
     PyObject* home              # borrowed
     PyObject* key
     PyObject* want              # NULL: must stay absent
-    int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part; ANY_LIST: where the last that fitted lies
+    int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part
     # FOLLOWS: whose tensor it is, or the first of a tuple's; IS_NUMBER: which number, or the first of a tuple's
     id_t slot
     int32_t items               # FOLLOWS: so many slots, of the tensors there in their order

@@ -7,6 +7,7 @@
 import contextlib
 import dataclasses
 import enum
+import gc
 import inspect
 import sys
 import threading
@@ -18,6 +19,7 @@ import cgt_core as core
 from hypothesis import HealthCheck, given, settings
 
 import cgt
+from cgt.decide import freeing
 
 AUDITS_BY_DEFAULT = "first:2,doubling:1"  # what programs have; conftest.py switches audits off
 TOLD = {}  # sentence of errors.py -> the tests that reach it, which claim it with `tells`
@@ -71,6 +73,13 @@ class Opaque:
 
     def __init__(self, x):
         self.x = x
+
+
+def collect():
+    """Garbage goes, and what that dooms: functions that nobody has any more, with their recordings."""
+    for _ in range(3):
+        gc.collect()
+        freeing.sweep()
 
 
 def counts(f):

@@ -69,6 +69,8 @@ cdef int parts_follow(Table* t, id_t n, id_t* slot, object shape, object now) ex
     if shape is None:
         slot[0] += 1
         return slot_follow(t, n, slot[0] - 1, <PyObject*>now)
+    cdef tuple parts
+    cdef Py_ssize_t k
     kind, names, shapes = <tuple>shape
     if type(now) is not kind: return 0
     if names is None:
@@ -78,8 +80,8 @@ cdef int parts_follow(Table* t, id_t n, id_t* slot, object shape, object now) ex
         if type(named) is not dict or tuple(named) != names: return 0
         parts = tuple((<dict>named).values())
     if len(parts) != len(<tuple>shapes): return 0
-    for part, inner in zip(parts, <tuple>shapes):
-        if not parts_follow(t, n, slot, inner, part): return 0
+    for k in range(len(parts)):
+        if not parts_follow(t, n, slot, (<tuple>shapes)[k], parts[k]): return 0
     return 1
 
 cdef bint slot_follow(Table* t, id_t n, id_t k, PyObject* now):
@@ -108,16 +110,15 @@ cdef int numbers_take(Table* t, id_t n, Place* p, PyObject* now) except -1:
     return all_took
 
 cdef int list_fits(Table* t, id_t n, id_t j) except -1:
-    """Is what lies in the node's place j a list that no other place has or lies in? Objects of theirs stay alive, so an
-    address that was of none is of none later; and of two such lists the one that came last is compared."""
-    cdef Place* p = node_place(t, node_row(t, n), j)
-    cdef PyObject* now = place_now(p[0])
+    """Is what lies in the node's place j the list of the recorded call, or one that no other place has or lies in?
+    Other such places are asked what they have now. (An EMPTY one takes no list that somebody else holds.)"""
+    cdef PyObject* now = place_now(node_place(t, node_row(t, n), j)[0])
+    if now == node_place(t, node_row(t, n), j).want: return 1
     if now is NULL or Py_TYPE_(now) != LIST_TYPE: return 0
-    if p.number == <int64_t>now: return 1
     for k in range(node_row(t, n).len[PLACES]):
         q = node_place(t, node_row(t, n), k)
-        if k != j and (q.home == now or now == (place_now(q[0]) if q.guard == ANY_LIST else q.want)): return 0
-    p.number = <int64_t>now
+        if k == j: continue
+        if q.home == now or now == (place_now(q[0]) if q.guard == ANY_LIST else q.want): return 0
     return 1
 
 cdef int place_take(Table* t, id_t n, id_t j) except -1:

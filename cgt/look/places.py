@@ -253,8 +253,7 @@ def walk_row(walk, row, path):
         walk.found.shared.add(id(row))
     walk.seen[id(row)] = row
     holders, names, entries = containers.parts_held(row)
-    if len(holders) > 1:
-        walk_class(walk, type(row), path)
+    walk_class(walk, type(row), path)
     step = "[{!r}]" if len(holders) == 1 else ".{}"
     for name, one in zip(names or range(len(entries)), entries, strict=True):
         (visit if issubclass(type(one), torch.Tensor) else walk_row)(walk, one, path + step.format(name))

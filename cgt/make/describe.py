@@ -667,7 +667,6 @@ def group_places(
         there = containers.opened(p.want) if k in follows else None
         want = p.want if there is None else there.shape  # the core has tensors from the slots
         want = blinds.empty(type(want)) if k in hidden else want  # the last call's is nobody's business
-        want = [] if guard == core.ANY_LIST else want
         row = (p.kind, p.home, p.key, guard, want, present, number, numbers.get(k, slots[0]), len(slots))
         # No dict tells of what is written to a list in it.
         teller = None if there is not None and there.changes else places.told_by(p)

@@ -786,6 +786,31 @@ def test_the_list_is_another_one_that_the_call_reads(device, reads, given):
     episodes(run)
 
 
+def test_the_list_is_an_empty_one_that_the_call_reads(device):
+    """Where empty ones come and go, which one it is is not guarded, but that nobody else holds it."""
+
+    def run(wrap):
+        o, p, made = Holder(), Holder(), []
+        o.rows, p.others = [], []
+
+        @wrap
+        def f(x):
+            y = torch.tanh(x)
+            o.rows.append(y)
+            return y + len(p.others)
+
+        for k in range(40):
+            made.append(f(values(device, 4, seed=k)).clone())
+            made.append(([t.clone() for t in o.rows], [t.clone() for t in p.others]))
+            if p.others or k in (3, 5, 8, 11, 20, 28):
+                o.rows, p.others = [], []
+            if k in (13, 24, 25, 32):
+                o.rows = p.others
+        return made, f
+
+    assert cgt.stats(episodes(run)).replays >= 20
+
+
 @pytest.mark.parametrize("other", [lambda: (1,), lambda: None, lambda: Lines(), lambda: collections.deque()], ids=["tuple", "none", "subclass", "deque"])
 def test_what_is_no_list_is_not_appended_to_by_replays(device, other):
     def run(wrap):

@@ -6,15 +6,15 @@ import dataclasses
 import gc
 import types
 import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import identical
+from helpers import collect, identical
 from test_followed import square
 from torch import nn
 
 import cgt
-from cgt.decide import freeing
 
 Pair = collections.namedtuple("Pair", "h c")
 
@@ -383,6 +383,44 @@ CHANGES = {
 }  # fmt: skip
 
 
+class Told(NamedTuple):
+    h: torch.Tensor
+    c: torch.Tensor
+
+    def both(self):
+        return self.h * GAIN[0], self.c
+
+
+GAIN = [1]
+
+
+@pytest.mark.parametrize("change", ["method", "what it reads"])
+@pytest.mark.parametrize("make", [lambda one: [one], lambda one: {"told": one}], ids=["list", "dict"])
+def test_methods_of_a_named_tuple_in_it_are_guarded(device, make, change, monkeypatch):
+    def run(wrap):
+        monkeypatch.setattr(Told, "both", Told.both)
+        GAIN[0] = 1
+        m, made = types.SimpleNamespace(s=make(Told(square(device), square(device, 2)))), []
+
+        @wrap
+        def f(x):
+            (one,) = m.s if isinstance(m.s, list) else m.s.values()
+            h, c = one.both()
+            m.s = make(one._replace(h=torch.tanh(h + x), c=c * 0.5))  # no code names the class
+            return h * 2 + c
+
+        for k in range(24):
+            made.append((f(square(device, k)).clone(), plain([*(m.s.values() if isinstance(m.s, dict) else m.s)])))
+            if k in (9, 16) and change == "what it reads":
+                GAIN[0] += 1
+            elif k == 12:
+                monkeypatch.setattr(Told, "both", lambda self: (self.c, self.h))
+        monkeypatch.undo()
+        return made, f
+
+    assert cgt.stats(both(run)).replays >= 12
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_object_that_somebody_changed_in_between(device, change, monkeypatch):
     def run(wrap):
@@ -500,9 +538,7 @@ def test_nothing_is_kept_that_is_not_read_any_more(device):
     assert cgt.stats(f).replays >= 6, cgt.explain(f)
     gone = weakref.ref(m)
     del m, f
-    for _ in range(3):
-        gc.collect()
-        freeing.sweep()
+    collect()
     assert gone() is None
 
 

@@ -8,12 +8,11 @@ import weakref
 
 import pytest
 import torch
-from helpers import counts, identical, values
+from helpers import collect, counts, identical, values
 from test_followed import square
 from torch import nn
 
 import cgt
-from cgt.decide import freeing
 
 Pair = collections.namedtuple("Pair", "h c")
 
@@ -291,9 +290,7 @@ def test_nothing_is_kept_that_is_not_read_any_more(device):
     assert first() is None
     gone = weakref.ref(m)
     del m, f
-    for _ in range(3):
-        gc.collect()
-        freeing.sweep()
+    collect()
     assert gone() is None
 
 
