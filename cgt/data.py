@@ -349,7 +349,7 @@ class Plan(NamedTuple):
     sources: list  # of impure.states
     numbers: OpenNumbers
     changed: set  # paths of the places that kept other recordings from fitting
-    follows: dict  # position of a place -> [the slot whose tensor is what lies there], or those of a tuple there
+    follows: dict  # position of a place -> ([slots of the tensors that lie there], its containers.Opened)
     followable: dict  # path of a tensor whose place could be followed -> (position of that, the slot)
     moves: list  # (recording that this one replaces, slots that must move, is one rather followed for the first time?)
     copied: list  # slots that the graph copies from wherever they are

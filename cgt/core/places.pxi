@@ -72,6 +72,11 @@ cdef int parts_follow(Table* t, id_t n, id_t* slot, object shape, object now) ex
     cdef tuple parts
     cdef Py_ssize_t k
     kind, names, shapes = <tuple>shape
+    if kind is None:
+        if names is None: return plain_same(<PyObject*>shapes, <PyObject*>now)
+        took = number_take(node_number(t, node_row(t, n), names), <PyObject*>now)
+        if took == 2: node_row(t, n).stale = 1
+        return took
     if type(now) is not kind: return 0
     if names is None:
         parts = tuple(now) if kind is list else (<tuple>now)[:]

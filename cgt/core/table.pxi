@@ -353,7 +353,7 @@ cdef int table_check(Table* t) except -1:
             assert q.guard != IS_NUMBER or node_number(t, n, q.slot).op == AT_PLACE, "a place of no number"
         for j in range(n.len[NUMBERS]):
             w = node_number(t, n, j)
-            assert w.op != AT_PLACE or node_place(t, n, w.a).guard == IS_NUMBER, "a number of no place"
+            assert w.op != AT_PLACE or node_place(t, n, w.a).guard in (IS_NUMBER, FOLLOWS), "a number of no place"
             assert w.op != IN_CALL or w.a < spec_row(t, n.spec).n_numbers, "a number that no call has"
             assert w.op != IN_TENSOR or w.a < n.len[SLOTS], "a number in no tensor"
             assert w.op <= EQUALS or w.op == AT_READ or (w.a < j and w.b < j), "a number that comes of a later one"

@@ -19,7 +19,7 @@ from cgt_core import AT_PLACE, CUDA, FRESH, HOST, INPUT, MISS_PLACE, NONE, VIEW
 
 from ..cuts import finite, readout, segments
 from ..data import Attempt, Call, Changes, Graph, Kept, Options, State, remember
-from ..look import empties, impure, places
+from ..look import containers, empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
 from ..make import plan as plans
 from ..make.optional import collectives
@@ -380,7 +380,7 @@ def find_moving(state, plan, seen):
     more, free, puts = found
     plan.places.extend(more)
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and moving.is_replaced(plan.places[k])]
-    stored = [k for k in live.stored_in(seen, plan.places) if k not in free and k not in rows]
+    stored = [k for k in live.stored_in(seen, plan.places) if not (k in free or k in rows or k in replaced)]
     flags = moving.find_flags(plan, {*rows, *free, *stored, *plan.follows}) if not threads_beside() else []
     changed = (*replaced, *stored, *flags, *plan.found.hidden)
     puts = [*puts, *((places.Put("", "", None, plan.places[k]), k) for k in changed)]
@@ -395,6 +395,8 @@ def find_moving(state, plan, seen):
 def learn_changes(state, plan, seen):
     """A sentence if the run changed places in ways that the next recording will know, or that none can; or None."""
     if plan.changes.free is None:
+        if moving.is_opened(plan.places, seen):  # from now on nothing counts as only stored
+            state.learnt.moves.hidden[moving.OBJECTS], seen.again = False, True
         return errors.used_elsewhere(plan.found.kept[0].place.path)
     reason = moving.learn_hidden(state, plan, seen) or moving.learn_replaced(state, plan, seen)
     reason = reason or live.learn_stored(state, plan, seen, lambda: plans.why_untraced(state, plan.saves))
@@ -457,7 +459,7 @@ def run_node(call, attempt):
     plan = attempt.plan
     result = core.run_node(attempt.node, plans.leaves_of(plan.flat), plan.driver == CUDA)
     for old, moved, first in plan.moves:
-        if set(moved).issubset(plan.copied) or (first and any(moved[0] in slots for slots in plan.follows.values())):
+        if set(moved).issubset(plan.copied) or (first and any(moved[0] in slots for slots, _ in plan.follows.values())):
             core.node_drop(old, replaced=True)
     bury()
     attempt.settled = True
@@ -496,11 +498,15 @@ def add_node(call, plan, seen, draft):
     used = describe.used_slots(plan, draft)
     index = {k: j for j, k in enumerate(used)} | {NONE: NONE}
     slots, outs = renumbered(draft, used, index)
-    follows = {k: [index[slot] for slot in slots] for k, slots in plan.follows.items()}
-    followable = {path: k in follows for at, (k, _) in plan.followable.items() for path in (at, plan.places[k].path)}
-    mine = [None if any(k in slots for slots in follows.values()) else s.tensor for k, s in enumerate(slots)]
-    sources = reversed([*enumerate(plan.numbers.sources)])  # of a tuple the first number counts
-    taken = {s.at: k for k, s in sources if s.op == AT_PLACE}
+    followable = {path: k in plan.follows for at, (k, _) in plan.followable.items() for path in (at, plan.places[k].path)}
+    sources = [(k, s) for k, s in enumerate(plan.numbers.sources) if s.op == AT_PLACE]
+    taken = {s.at: k for k, s in reversed(sources) if s.at not in plan.follows}  # of a tuple the first number counts
+    rows = {s.path: k for k, s in sources if s.at in plan.follows}
+    follows = {
+        k: ([index[slot] for slot in slots], containers.with_rows(there, plan.places[k].path, rows))
+        for k, (slots, there) in plan.follows.items()
+    }  # fmt: skip
+    mine = [None if any(k in slots for slots, _ in follows.values()) else s.tensor for k, s in enumerate(slots)]
     hidden, lists = plan.found.hidden, moving.any_lists(plan)
     groups, order = describe.group_places(plan.places, plan.changes, follows, taken, hidden, lists)
     row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
@@ -519,7 +525,7 @@ def add_node(call, plan, seen, draft):
     kept = Kept(
         graph, site, (program, groups, effects, mine, plan.also, seen.alive.objects),
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose,
-        moving.told(plan, code_of(state)), live.told(seen.live, plan.places), core.record_seconds(),
+        moving.told(plan, code_of(state)), live.told(seen.live, plan), core.record_seconds(),
         seen.reads.values, seen.cuts.forks, islands.told(seen), seen.run.ops, seen.trail, frozenset(seen.copied.told),
         audit.changes(seen, draft, loose), seen.random, plan.changed,
     )  # fmt: skip

@@ -4,7 +4,7 @@ While a function is recorded, stand-ins take the places of numbers there that ch
 dataclass keep their identity, which the function may ask for or store: their entries are exchanged, and put back behind
 the run. A tuple is made anew. What a run that comes to nothing did to any of them is undone.
 
-Those of tensors alone, in places, are told by their shape: calls may make them anew (Opened)."""
+Those of tensors and constants, in places, are told by their shape: calls may make them anew (Opened)."""
 
 import array
 import collections
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..words.pytree import is_namedtuple
+from ..words.pytree import is_fixed, is_namedtuple, same_value
 from . import blinds
 
 # Larger containers are data, and so are longer lists and tuples of nothing but numbers.
@@ -43,9 +43,11 @@ def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
 
 
 class Opened(NamedTuple):
-    """A tensor, or a tuple, list, dict or object of nothing but tensors and such."""
+    """A tensor, or a tuple, list, dict or object of nothing but tensors, constants and such."""
 
-    shape: Any  # of a container (class, names of its entries or None, their shapes), of a tensor None
+    # Of a container (class, names of its entries or None, their shapes), of a tensor None, of a constant (None, None,
+    # it), of a number that is live (None, its row, None).
+    shape: Any
     tensors: tuple
     holders: tuple  # the container and those in it, of an object its dict, too
 
@@ -55,18 +57,54 @@ class Opened(NamedTuple):
         return any(type(one) in (list, dict) for one in self.holders)
 
 
-def opened(value: Any, depth: int = DEEPEST) -> Opened | None:
-    """None: it is, or contains, something else, or too much."""
+def opened(value: Any) -> Opened | None:
+    """None: it is, or contains, something else, or too much, or no tensor."""
+    there = open_part(value, DEEPEST)
+    return there if there is not None and there.tensors else None
+
+
+def open_part(value, depth):
     if issubclass(type(value), torch.Tensor):
         return Opened(None, (value,), ())
+    if is_fixed(value):
+        return Opened((None, None, value), (), ())
     holders, names, entries = parts_held(value)
-    if not (0 < len(entries) <= MOST_ENTRIES and depth and all(type(name) is str for name in names or ())):
+    if not (entries or type(value) is list or type(value) is dict) or len(entries) > MOST_ENTRIES or not depth:
         return None
-    found = [opened(one, depth - 1) for one in entries]
+    if not all(type(name) is str for name in names or ()):
+        return None
+    found = [open_part(one, depth - 1) for one in entries]
     if None in found:
         return None
-    shapes, tensors, inner = zip(*found, strict=True)
+    shapes, tensors, inner = zip(*found, strict=True) if found else ((), (), ())
     return Opened((type(value), names, shapes), sum(tensors, ()), sum(inner, holders))
+
+
+def are_alike(shape: Any, other: Any) -> bool:
+    """Of two Opened: may calls make the one out of the other? Numbers may be others."""
+    if shape is None or other is None or shape[0] is not other[0]:
+        return shape is other
+    if shape[0] is None:
+        was, now = shape[2], other[2]
+        return (type(was) is type(now) and type(was) in (int, float)) or same_value(was, now)
+    entries = shape[2], other[2]
+    return shape[1] == other[1] and len(entries[0]) == len(entries[1]) and all(map(are_alike, *entries))
+
+
+def with_rows(there: Opened, path: str, rows: dict[str, int]) -> Opened:
+    """What lies at this path, where the numbers at these are live."""
+
+    def changed(shape, path):
+        if shape is None or shape[0] is None:
+            return (None, rows[path], None) if path in rows else shape
+        kind, names, inner = shape
+        fields = names if kind is not dict else None
+        fields = getattr(kind, "_fields", None) if names is None else fields
+        steps = [f".{name}" for name in fields] if fields else [f"[{name!r}]" for name in names or range(len(inner))]
+        parts = [changed(one, path + step) for step, one in zip(steps, inner, strict=True)]
+        return kind, names, tuple(parts)
+
+    return there._replace(shape=changed(there.shape, path)) if rows else there
 
 
 def parts_held(value: Any) -> tuple[tuple, tuple | None, tuple]:

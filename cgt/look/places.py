@@ -50,6 +50,7 @@ from ..data import maker_of
 from ..run.taps import is_reader
 from ..words import private, wrappers
 from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is_sharded_module, knows_sharding
+from ..words.pytree import is_fixed
 from . import blinds, containers
 from .bytecode import ENTRY
 from .code import HOMES, KERNELS, code_reads, family, is_ambient, parts_of
@@ -256,7 +257,8 @@ def walk_row(walk, row, path):
     walk_class(walk, type(row), path)
     step = "[{!r}]" if len(holders) == 1 else ".{}"
     for name, one in zip(names or range(len(entries)), entries, strict=True):
-        (visit if issubclass(type(one), torch.Tensor) else walk_row)(walk, one, path + step.format(name))
+        if not is_fixed(one):
+            (visit if issubclass(type(one), torch.Tensor) else walk_row)(walk, one, path + step.format(name))
 
 
 def is_kept(walk, kind, home, key, value, path, where, owner, name=None):

@@ -23,7 +23,6 @@ from . import moving
 
 MOVES = (core.COPIED, core.REBOUND)  # bindings of a slot that moves: its tensor may lie elsewhere at each call
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
-FIXED_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)
 
 
@@ -514,7 +513,7 @@ def describe_put(known, place, at, j, value):
     plan, seen = known.plan, known.seen
     kind = core.APPENDS if place.kind == core.LIST_LEN else core.PUTS
     rows = live.numbers_put(seen, place, j)
-    if is_fixed(value) and rows.keys() <= {pytree.ROOT}:
+    if pytree.is_fixed(value) and rows.keys() <= {pytree.ROOT}:
         return EffectRow(kind, core.NONE, place=at, by=value, number=rows.get(pytree.ROOT, core.NONE))
     try:
         flat = pytree.flatten_put(value, lambda t: core.storage_id(t) in seen.made, rows)
@@ -576,13 +575,6 @@ def make_output(known, place, t):
     return None
 
 
-def is_fixed(value: object) -> bool:
-    """Is this the same wherever it is?"""
-    if type(value) is tuple or type(value) is torch.Size:
-        return all(map(is_fixed, tuple.__iter__(value)))
-    return any(type(value) is kind for kind in FIXED_TYPES)
-
-
 def memory_of(t: torch.Tensor) -> tuple[int, int | torch.SymInt, torch.Size]:
     """What tells whether somebody gives t other memory. (A rescue by another thread moves the storage's.)"""
     offset = t.storage_offset() if t.layout == torch.strided else 0
@@ -625,7 +617,7 @@ def vet_changes(plan: Plan, ran: set[types.CodeType], exact: dict[str, str]) -> 
 
 def why_for_one(place, ran, exact):
     """A sentence on why a recording is for the one number here; None: there is none, or no code that ran is why."""
-    if not (live.numbers_in(place) and live.has_moved(place.want, places.value_at(place))):
+    if not live.has_other_numbers(place):
         return None
     if place.path in exact:
         return errors.number_decides(place.path, exact[place.path])
@@ -640,7 +632,7 @@ def used_slots(plan: Plan, draft: Draft) -> list[int]:
     used = {*draft.behind.flows, *(s.slot for s in draft.behind.saves), *(g.slot for g in draft.grads)}
     used |= {o.ref for o in draft.outs if o.kind in (core.VIEW, core.INPUT)}
     used |= {s.owner for s in draft.slots if s.binding != core.UNUSED}
-    used.update(*plan.follows.values())
+    used.update(*(slots for slots, _ in plan.follows.values()))
     met = plan.graph is None
     apart = {len(plan.flat.tensors) + k for k, one in enumerate(plan.reached) if one.inside}
     for k, s in enumerate(draft.slots):
@@ -650,7 +642,7 @@ def used_slots(plan: Plan, draft: Draft) -> list[int]:
 
 
 def group_places(
-    found: list[places.Place], changes: Changes, follows: dict[int, list[int]], numbers: dict[int, int],
+    found: list[places.Place], changes: Changes, follows: dict[int, tuple], numbers: dict[int, int],
     hidden: Collection[int], lists: Collection[int],
 ) -> tuple[list[tuple[object, list[tuple]]], list[int]]:  # fmt: skip
     """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
@@ -663,8 +655,7 @@ def group_places(
         present = p.want is not places.MISSING
         guard = core.BY_VALUE if is_plain(p.want) else core.BY_IDENTITY
         guard = next((kind for kind, members in kinds if k in members), guard)
-        slots = follows.get(k, [core.NONE])
-        there = containers.opened(p.want) if k in follows else None
+        slots, there = follows.get(k, ([core.NONE], None))
         want = p.want if there is None else there.shape  # the core has tensors from the slots
         want = blinds.empty(type(want)) if k in hidden else want  # the last call's is nobody's business
         row = (p.kind, p.home, p.key, guard, want, present, number, numbers.get(k, slots[0]), len(slots))

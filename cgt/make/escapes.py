@@ -101,7 +101,7 @@ def vet_puts(plan: Plan, seen: Seen, result: object) -> str | None:
     found = [put.place for put, _ in plan.changes.puts]
 
     def find():
-        came = [[x for x in describe.came_to(p) if not describe.is_fixed(x)] for p in found]
+        came = [[x for x in describe.came_to(p) if not pytree.is_fixed(x)] for p in found]
         return pytree.find_held(result, came, lambda t: core.storage_id(t) in seen.made)
 
     held = set(map(id, lasting(seen, find)))

@@ -316,7 +316,7 @@ def is_replaced(place: Place) -> bool:
     if now is place.want:
         return False
     then, there = containers.opened(place.want), containers.opened(now)
-    alike = then is not None and there is not None and then.shape == there.shape
+    alike = then is not None and there is not None and containers.are_alike(then.shape, there.shape)
     return alike and all(type(one) is torch.Tensor for one in there.tensors)
 
 
@@ -333,12 +333,12 @@ def is_one_asked(seen: Seen, tensors: list[torch.Tensor]) -> bool:
 def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if the run put other tensors into places that it read and that are not followed yet, or None. Nor is
     one followed that a place had already to which the run only stores: whether it was stored anew is not known."""
-    changed = [plan.places[k].path for k, slots in plan.follows.items() if not holds(plan, k, slots)]
+    changed = [plan.places[k].path for k, (_, there) in plan.follows.items() if not holds(plan.places[k], there)]
     if changed:  # a list or dict that the run wrote to
         state.learnt.moves.replaced.difference_update(changed)
         return errors.changed_state(changed[0])
     there = {id(put.place.want) for put in plan.found.kept if value_at(put.place) is put.place.want}
-    held = {k for k in plan.follows if not there.isdisjoint(ids_at(plan.places[k].want))}
+    held = {k for k, (_, one) in plan.follows.items() if not there.isdisjoint(map(id, (*one.tensors, *one.holders)))}
     if held:
         stay = {k for k in held if not is_replaced(plan.places[k])}
         state.learnt.moves.followed.difference_update(path for path, (k, _) in plan.followable.items() if k in stay)
@@ -365,23 +365,18 @@ def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
 def any_lists(plan: Plan) -> set[int]:
     """Positions of places in which any list will do, since the call appends to it and no more. Another one may be what
     the call reads elsewhere: the core asks the other places; arguments, and lists that are followed, are none."""
-    followed = [containers.opened(plan.places[k].want) for k in plan.follows]
-    if any(there.changes for there in followed) or any(op[0] == LIST for op in plan.flat.program):
+    if any(there.changes for _, there in plan.follows.values()) or any(op[0] == LIST for op in plan.flat.program):
         return set()
     wants = [id(place.want) for place in plan.places]
     appended = (k for put, k in plan.changes.puts if put.place.kind == LIST_LEN)
     return {k for k in appended if plan.places[k].kind in (DICT_ITEM, CELL) and wants.count(wants[k]) == 1}
 
 
-def ids_at(value):
-    """Of the tensors and containers in a place."""
-    there = containers.opened(value)
-    return {*map(id, there.tensors), *map(id, there.holders)}
-
-
-def holds(plan, k, slots):
+def holds(place, there):
     """Is in the container what was there before the run?"""
-    return [*map(id, tensors_at(plan.places[k].want))] == [id(plan.tensors[slot]) for slot in slots]
+    now = containers.opened(place.want)
+    is_same = now is not None and pytree.same_value(now.shape, there.shape)
+    return is_same and all(map(operator.is_, now.tensors, there.tensors))
 
 
 def renewable(plan, parts):
@@ -442,7 +437,7 @@ def hidden_of(seen):
     return [plan.places[k] for k in plan.found.hidden] if plan is not None else []
 
 
-RATES = "get_last_lr()"  # of a scheduler, in Moves.hidden
+RATES, OBJECTS = "get_last_lr()", "vars()"  # of a scheduler; of whatever it opens: both in Moving.hidden
 
 
 def counted(state: State, ran: set[types.CodeType]) -> set[types.CodeType]:

@@ -189,7 +189,7 @@ def plan_call(
     for path, (k, slot) in followable.items():
         if k in at:  # all tensors of a tuple, if one of them is
             followed[path] = slot
-            follows.setdefault(k, []).append(slot)
+            follows.setdefault(k, ([], containers.opened(found.places[k].want)))[0].append(slot)
     reason = vet_followed(state.learnt.moves, found, followed, follows)
     if reason is not None:
         return reason
@@ -205,7 +205,7 @@ def plan_call(
     return Plan(
         flat=flat, **around._asdict(), driver=driver, device=device, others=others, parent=parent, graph=graph,
         saves=saves, places=found.places, lone=empties.lone_empties(found.places), sources=impure.states(found.sources),
-        numbers=open_numbers(call, around, saves), changed=changed, followable=followable, follows=follows, moves=moves,
+        numbers=open_numbers(call, around, saves, follows), changed=changed, followable=followable, follows=follows, moves=moves,
         copied=copied, carries=frozenset(id(tensors[k]) for k in copied if id(tensors[k]) in written), beside=beside,
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
@@ -226,10 +226,10 @@ def find_hooked(state, saves, sinks):
     return core.sinks_hooked(sinks, bool(state.learnt.devices.parallel))
 
 
-def open_numbers(call, around, saves):
+def open_numbers(call, around, saves, follows):
     state, flat, found = call.state, call.flat, around.found
     untraced, uncounted = why_untraced(state, saves), why_uncounted(state, saves)
-    sources = live.sources_of(flat, found.places, state, untraced)
+    sources = live.sources_of(flat, found.places, state, untraced, follows)
     may_sum = state.opts.outputs == "rescue" and not (saves or state.graph)
     sums = [s.at for s in sources if s.op == AT_PLACE and s.part == NONE and s.exact is None] if may_sum else []
     return OpenNumbers(
@@ -284,7 +284,7 @@ def look_around(state, function, flat):
     hidden = {path for path, may in state.learnt.moves.hidden.items() if may} if keeps else ()
     renewed = state.learnt.moves.replaced if keeps else ()
     ran = moving.counted(state, state.ran) if keeps else state.ran
-    keep = moving.keeper(ran) if keeps else None
+    keep = moving.keeper(ran) if keeps and moving.OBJECTS not in state.learnt.moves.hidden else None
     found = places.find_places(function, roots, ran, arguments, None, keep, hidden, renewed)
     state.learnt.passed.update(found.passed)
     return found

@@ -388,7 +388,7 @@ def snapshot(call, plan):
     histories, random = core.histories(plan.tensors), torch.default_generator.get_state()
     anew = plan.device if plan.driver == core.CUDA and core.dropout_begins_anew(plan.device) else None
     given = containers.contents([*call.args, *call.kwargs.values()])
-    holders = [one for k in plan.follows for one in containers.opened(plan.places[k].want).holders]
+    holders = [one for _, there in plan.follows.values() for one in there.holders]
     given += [(one, containers.entries(one)) for one in holders if type(one) in (list, dict)]
     given += [(home, containers.entries(home)) for home in containers.unguarded(p.want for p in plan.places)]
     return Before(

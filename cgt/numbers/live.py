@@ -77,24 +77,28 @@ def learn_places(state: State, found: list[Place], kept: list[Kept], misplaced: 
     if not any(path in misplaced for one in kept for path in one.numbers.places):
         return
     for p in found:
-        was = [one.numbers.places.get(p.path) for one in kept]
-        if numbers_in(p) and any(has_moved(one, p.want) for one in was):
+        was = [one.numbers.places[p.path] for one in kept if p.path in one.numbers.places]
+        if was and any(have_moved(one, numbers_in(p, True)) for one in was):
             state.learnt.numbers.live.add(p.path)
 
 
 def has_moved(was: object, now: object) -> bool:
-    """Is this another number of the same type, or another tuple of such?"""
-    kinds = [list(map(type, one)) if type(one) is tuple else type(one) for one in (was, now)]
-    return kinds[0] == kinds[1] and not pytree.same_value(was, now)
+    """Is this another number of the same type?"""
+    return type(was) is type(now) and not pytree.same_value(was, now)
+
+
+def have_moved(was: list, now: list) -> bool:
+    """The same of some of numbers_in."""
+    kinds = [[(name, type(x)) for name, _, x in numbers] for numbers in (was, now)]
+    return kinds[0] == kinds[1] and was != now and not pytree.same_value(was, now)
 
 
 def learn_stored(state: State, plan: Plan, seen: Seen, why_untraced: Callable[[], str | None]) -> str | None:
     """A sentence if the run changed numbers in places that it read and that were not live yet, or None."""
     learn_exact(state, seen.live)
     known = {*plan.changes.moving, *plan.changes.free, *(s.at for s in plan.numbers.sources if s.op == core.AT_PLACE)}
-    mine = [p for k, p in enumerate(plan.places) if k not in known and p.path not in state.learnt.numbers.exact]
-    now = [(p, places.value_at(p)) for p in mine if numbers_in(p)]
-    names = {p.path for p, x in now if has_moved(p.want, x)}
+    mine = [(k, p) for k, p in enumerate(plan.places) if k not in known and p.path not in state.learnt.numbers.exact]
+    names = {p.path for k, p in mine if has_other_numbers(p, k in plan.follows)}
     if not names or why_untraced() is not None:
         return None
     state.learnt.numbers.live.update(names)
@@ -104,14 +108,22 @@ def learn_stored(state: State, plan: Plan, seen: Seen, why_untraced: Callable[[]
 # --- a run ------------------------------------------------------------------------------------
 
 
-def sources_of(flat: pytree.Flat, found: list[Place], state: State, untraced: str | None) -> list[Source]:
+def has_other_numbers(place: Place, is_followed: bool = False) -> bool:
+    """Did the run put others there?"""
+    was = numbers_in(place, is_followed)
+    return bool(was) and have_moved(was, numbers_in(place._replace(want=places.value_at(place)), is_followed))
+
+
+def sources_of(
+    flat: pytree.Flat, found: list[Place], state: State, untraced: str | None, follows: Collection[int]
+) -> list[Source]:
     """[Source] of what is to be live: the call's numbers, and what lies in places that held other numbers. `untraced`:
-    a sentence that says why no run of the function can have any, or None."""
+    a sentence that says why no run of the function can have any, or None. `follows`: as of Plan."""
     exact, given = state.learnt.numbers.exact, enumerate(flat.numbers)
     sources = [Source(path, core.IN_CALL, k, value, untraced or exact.get(path)) for k, (path, value) in given]
     wanted = () if untraced else state.learnt.numbers.live - exact.keys()
     for k, p in enumerate(found):
-        numbers = numbers_in(p) if p.path in wanted else []
+        numbers = numbers_in(p, k in follows) if p.path in wanted else []
         more = [Source(p.path + name, core.AT_PLACE, k, x, exact.get(p.path + name), part) for name, part, x in numbers]
         sources += more if any(s.exact is None for s in more) else []
     return sources
@@ -151,13 +163,16 @@ def lying(place):
     return now if type(now) in (int, float) else place.want
 
 
-def numbers_in(place: Place) -> list[tuple[str, int, int | float]]:
-    """[(what follows its path, element or NONE, number)] of a place with a number or a short tuple of them."""
+def numbers_in(place: Place, is_followed: bool = False) -> list[tuple[str, int, int | float]]:
+    """[(what follows its path, element or NONE, number)] of a place with a number or a short tuple of them, or with a
+    container that is followed."""
     if place.kind not in places.HOLD_NUMBERS:
         return []
     want = place.want
     is_row = type(want) is tuple and len(want) <= MOST_PARTS
     numbers = [(f"[{k}]", k, x) for k, x in enumerate(want)] if is_row else [("", core.NONE, want)]
+    if is_followed and containers.opened(want) is not None:
+        numbers = [(name, k, x) for k, (name, x) in enumerate(containers.numbers_of("", want)[:MOST_PARTS])]
     return numbers if all(type(x) in (int, float) and abs(x) <= MOST for _, _, x in numbers) else []
 
 
@@ -182,10 +197,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
     trace.choose = functools.partial(rows.choose, seen)
     trace.give_up = functools.partial(give_up, seen) if is_capture(seen) else None
     trace.leave = lambda: leave(seen, errors.number_type(user_line(seen), CHANGING))
-    for s, one in zip(trace.sources, trace.stand_ins, strict=True):
-        if s.op == core.AT_PLACE:
-            trace.held[s.at] = one if s.part == core.NONE else (*trace.held.get(s.at, ()), one)
-    held = [(plan.places[k], one) for k, one in trace.held.items()] + tables_in(plan, trace)
+    held = []
     tapping = (taps.MAKERS, make), (taps.FUNCTIONS, compute), (taps.SETTERS, put)
     tapped = [tap.to(is_mine, functools.partial(handle, seen)) for tap, handle in tapping]
 
@@ -193,7 +205,8 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         core.numbers_watch(trace, True)
         for start, _ in tapped:
             start()
-        for place, stand_in in held:
+        held.extend([*lay_numbers(plan, trace), *tables_in(plan, trace)])
+        for place, stand_in, _ in held:
             places.put_back(place._replace(want=stand_in))
 
     def end():
@@ -201,12 +214,11 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
             stop()
         core.numbers_watch(trace, False)
         trace.lent.extend((id(home), row) for _, home, _, _, one in trace.exchanged for row in rows_in(one))
-        for place, stand_in in held:
+        for place, stand_in, mine in held:
             if places.value_at(place) is stand_in:
                 places.put_back(place)
             else:
-                parts = stand_in if type(stand_in) is tuple else (stand_in,)
-                trace.overwritten.update(one.node.row for one in parts if type(one) in STAND_INS)
+                trace.overwritten.update(mine)
         held.clear()
         trace.changed = containers.put_back(trace.exchanged)
         trace.held = dict.fromkeys(trace.held)
@@ -223,14 +235,32 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
     return begin, end
 
 
+def lay_numbers(plan, trace):
+    """[(place, what is to lie there instead of its numbers, rows of these), ...]. In a list, a dict or an object that is
+    followed they do already, in its entries."""
+    mine = {}
+    for row, s in enumerate(trace.sources):
+        if s.op == core.AT_PLACE:
+            mine.setdefault(s.at, []).append(row)
+    for k, rows in mine.items():
+        place, parts = plan.places[k], [trace.stand_ins[row] for row in rows]
+        if k in plan.follows:
+            given = {trace.sources[row].path: one for row, one in zip(rows, parts, strict=True)}
+            trace.held[k] = containers.exchange(place.want, place.path, given, trace.exchanged)
+        else:
+            trace.held[k] = parts[0] if trace.sources[rows[0]].part == core.NONE else tuple(parts)
+        mine[k] = [row for row, one in zip(rows, parts, strict=True) if type(one) in STAND_INS]
+    return [(plan.places[k], trace.held[k], rows) for k, rows in mine.items()]
+
+
 def tables_in(plan, trace):
-    """[(place, what stands for the numbers there), ...] of those from which a whole number can choose."""
+    """[(place, what stands for the numbers there, ()), ...] of those from which a whole number can choose."""
     if not (plan.numbers.computes or any(type(one) is Int for one in trace.stand_ins)):
         return []
     homes = {id(plan.places[k].home) for k in trace.held}
     homes.update(at for at, owner in plan.found.owners.items() if owner is None)  # met elsewhere, too
     whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
-    return [(place, trace.table_of(place.want)) for place in filter(is_table, whole)]
+    return [(place, trace.table_of(place.want), ()) for place in filter(is_table, whole)]
 
 
 def make(seen, plain, owner, name, args, kwargs):
@@ -650,13 +680,13 @@ def rows_of(trace: Trace | None, row_at: dict[int, int], slot_at: dict[int, int]
 class Told(NamedTuple):
     """For messages."""
 
-    places: dict  # path of one in which a number lies -> what it was
+    places: dict  # path of one in which numbers lie -> numbers_in(it)
     sources: list  # (path, the line that made it exact, or None)
     decides: dict  # row that the recording is for alone -> a sentence
 
 
-def told(trace: Trace | None, found: list[Place]) -> Told:
-    lie = {p.path: p.want for p in found if numbers_in(p)}
+def told(trace: Trace | None, plan: Plan) -> Told:
+    lie = {p.path: mine for k, p in enumerate(plan.places) if (mine := numbers_in(p, k in plan.follows))}
     if trace is None:
         return Told(lie, [], {})
     sources = [(s.path, trace.exact.get(k)) for k, s in enumerate(trace.sources)]

@@ -37,6 +37,7 @@ PLAIN_TYPES = frozenset(
     {type(None), type(...), type(NotImplemented), bool, int, float, complex, str, bytes, range}
     | {slice, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
+FIXED_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 HASHABLE_INSTEAD = {list: "a tuple", dict: "a tuple of its items", set: "a frozenset"}
 LEAVES = frozenset((TENSOR, PLAIN, SAME, EQUAL, LIVE))
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C type such as dict
@@ -314,6 +315,13 @@ def _same_op(recorded, op):
 
 BOUNDS = operator.attrgetter("start", "stop", "step")
 PARTS = {complex: operator.attrgetter("real", "imag"), range: BOUNDS, slice: BOUNDS}
+
+
+def is_fixed(value: Any) -> bool:
+    """Is this the same wherever it is?"""
+    if type(value) is tuple or type(value) is torch.Size:
+        return all(map(is_fixed, tuple.__iter__(value)))
+    return any(type(value) is kind for kind in FIXED_TYPES)
 
 
 def same_value(recorded: Any, value: Any) -> bool:

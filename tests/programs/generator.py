@@ -8,6 +8,7 @@ that was held all the while. CGT_PROGRAMS says how many to try.
 """
 
 import collections
+import dataclasses
 import math
 import os
 import types
@@ -123,6 +124,17 @@ class Bearer:
         return Bearer(torch.tanh(self.b + x), self.a * 0.5)
 
 
+@dataclasses.dataclass
+class State:
+    """As a program keeps it that makes another one at each step."""
+
+    h: torch.Tensor
+    t: int = 0
+    rate: float = 0.5
+    mask: torch.Tensor | None = None
+    mode: str = "a"
+
+
 class Thing:
     """An object with a number and another object."""
 
@@ -151,6 +163,8 @@ class World:
         self.obj, self.obj2, self.Obj = Bearer(square(device, 27), square(device, 28)), Bearer(square(device, 29), square(device, 30)), Bearer
         self.p, self.q, self.box, self.shelf, self.Thing = *(Thing(square(device, k)) for k in (31, 32)), [Thing(square(device, 33))], {}, Thing
         self.dist = torch.distributions.Normal(square(device, 34), 1.0)
+        self.st, self.tp, self.nest = {"h": square(device, 35), "t": 0, "done": False}, (square(device, 36), 3, None), [(square(device, 37), 1), (square(device, 38), 0.5)]
+        self.sd, self.st2, self.State, self.changed = State(square(device, 39)), {"h": square(device, 40), "t": 1, "done": True}, State, dataclasses.replace
         self.deep = [(square(device, 23), square(device, 24)), (square(device, 25), square(device, 26))]
         self.grid, self.count = values(device, 2, 4, 4, seed=4), torch.zeros(3, dtype=torch.int64, device=device)
         self.part, self.memory = self.grid[1, 1:], torch.zeros(4, device=device)
@@ -180,10 +194,10 @@ class World:
     def now(self):
         """All that a call can change."""
         module, momentum = self.m, [s["momentum_buffer"] for s in self.sgd.state.values()]
-        kept = {name: value for name, value in vars(self).items() if name not in ("device", "sgd", "m", "inner", "parts", "weak", "obj", "obj2", "p", "q", "box", "shelf", "dist")}
+        kept = {name: value for name, value in vars(self).items() if name not in ("device", "sgd", "m", "inner", "parts", "weak", "obj", "obj2", "p", "q", "box", "shelf", "dist", "sd")}
         kept.update(line=list(self.line), known=list(self.known), one=(self.l is self.l2, self.d is self.last, self.obj is self.obj2))
         things = [self.p, self.q, *self.box, *self.shelf.values()]
-        kept.update(things=[one.told() for one in things], which=[one is other for one in things for other in things], dist=vars(self.dist))
+        kept.update(things=[one.told() for one in things], which=[one is other for one in things for other in things], dist=vars(self.dist), sd=vars(self.sd))
         return [kept, vars(self.inner), vars(self.obj), vars(self.obj2), vars(self.parts), [module.b, module.n, module.last], momentum, self.w.grad]
 
 
@@ -368,6 +382,27 @@ KINDS = {
         o.d["k"] = r | o.d = {{"v": r, "k": o.fresh()}} | o.d["more"] = o.fresh() | o.d.pop("more", None) | o.deep[0] = (r, o.fresh())
         o.deep.append((o.fresh(), r.clone())) | o.deep.pop(0) if len(o.deep) > 1 else 0 | pass | o.l = [o.d["k"], o.fresh()] | o.a = o.l[0]
         o.obj = o.Obj(r, o.fresh()) | o.obj.a = r | o.obj.more = o.fresh() | vars(o.obj).pop("more", None) | o.obj.b = o.obj.a | o.obj2 = o.obj
+        """,
+        calls=refilled(5),
+        results="x * 2 | x, out",
+    ),
+    # The same with numbers, flags and None beside the tensors.
+    "states": Kind(
+        """
+        o.st = {{"h": torch.tanh(o.st["h"] + x), "t": o.st["t"] + 1, "done": False}} | o.st = {{**o.st, "h": x * 0.5}} | o.st["t"] += 1 | o.st["h"] = x
+        x = torch.tanh(x + o.st["h"] * o.st["t"]) | x = torch.tanh(x * o.sd.rate + o.sd.h) | x = x - o.tp[0] * o.tp[1] | if not o.st["done"]: x = x * 0.5
+        o.sd = o.State(torch.tanh(o.sd.h + x), o.sd.t + 1, o.sd.rate * 0.5) | o.sd = o.changed(o.sd, h=x * 2, t=o.sd.t + 2) | o.sd.t += 1 | o.sd.rate = 0.25
+        o.tp = torch.tanh(o.tp[0] + x), o.tp[1] + 1, None | o.tp = x * 0.5, o.sd.t, o.tp[2] | o.nest = [(h * 0.5 + x, n + 1) for h, n in o.nest] | o.sd.mask = x
+        o.nest = [*o.nest[1:], (x * 0.25, o.st["t"])] | x = torch.tanh(x + o.nest[0][0] * o.nest[0][1]) | if o.st["t"] > 3: o.st = {{"h": x, "t": 0, "done": True}}
+        if {test}: o.sd = o.State(x * 2, 0, 1.0) | if o.sd.t % 3 == 2: x = x + 1 | if o.sd.mask is None: x = x * 0.5 | out.append(o.st["t"]) | out.append(o.sd.rate)
+        o.st, o.st2 = o.st2, o.st | o.st2 = o.st | o.st = dict(o.st) | o.st2 = {{"h": x, "t": o.st["t"] * 2, "done": o.st["done"]}} | x = torch.tanh(x + o.st2["h"] / (o.st2["t"] + 3))
+        o.st = {{"h": x, "t": {value}.item(), "done": False}} | o.tp = o.tp[0] * 0.5, {value}.item(), None | n = o.st["t"] | x = x * n | out.append(o.tp) | out.append(o.sd.h)
+        """,
+        value=("x.sum()", "(x > 0).sum()"),
+        between="""
+        o.st = {{"h": r, "t": 2, "done": False}} | o.st["t"] = 5 | o.st["done"] = not o.st["done"] | o.st["h"] = o.fresh() | o.st["t"] = 0.5 | o.st.pop("done", None) or o.st.update(done=False)
+        o.sd = o.State(r, 1) | o.sd.t = 0 | o.sd.rate = 2 | o.sd.mode = "b" | o.sd.mask = o.fresh() | o.sd.mask = None | o.tp = o.fresh(), 2, None | o.tp = o.fresh(), 2.5, o.fresh()
+        o.nest[0] = (r.clone(), 2) | o.nest.append((o.fresh(), 1.5)) if len(o.nest) < 3 else o.nest.pop() | o.st2 = o.st | o.st = o.st2 | pass | o.tp = o.tp[0], True, None
         """,
         calls=refilled(5),
         results="x * 2 | x, out",

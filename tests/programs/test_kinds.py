@@ -9,6 +9,7 @@ LEAST = {
     "sums": (0.3, 1.5), "kept": (0.25, 1), "logged": (0.3, 2), "read back": (0, 0), "computed": (0.5, 4), "undone": (0.5, 6), "carried": (0.5, 2.5), "followed": (0.4, 6),
     "tuples": (0.35, 6), "mixed": (0.5, 8), "handed out": (0.5, 3), "counted": (0.1, 0.5), "chosen": (0.3, 2), "constants": (0.5, 3), "parts": (0.34, 3),
     "handed in": (0.5, 3), "written by parts": (0, 0), "hidden": (0.5, 4), "renewed": (0.3, 3),
+    "states": (0.2, 1),
     "objects": (0.1, 0.5),
 }  # fmt: skip
 TOGETHER = [
