@@ -55,14 +55,6 @@ cdef int empty_same(PyObject* want, PyObject* now) except -1:
     if PyDict_GET_SIZE(now) != 0: return 0
     return PyDict_CheckExact(now) or (<object>now).default_factory is (<object>want).default_factory
 
-cdef int place_follow(Table* t, id_t n, id_t j) except -1:
-    """The tensor in the node's place j is its slot's from now on, if it is one of that type; so are those of a
-    container there, if it has the shape that is wanted."""
-    cdef Place* p = node_place(t, node_row(t, n), j)
-    cdef id_t slot = p.slot
-    cdef PyObject* now = place_now(p[0])
-    return parts_follow(t, n, &slot, <object>p.want, <object>now) if now is not NULL else 0
-
 cdef int parts_follow(Table* t, id_t n, id_t* slot, object shape, object now) except -1:
     """The tensors of a value, of which slot[0] is the first. shape: as of containers.Opened. What is let go of may come
     to code of Python's, so the parts are held."""
@@ -73,10 +65,8 @@ cdef int parts_follow(Table* t, id_t n, id_t* slot, object shape, object now) ex
     cdef Py_ssize_t k
     kind, names, shapes = <tuple>shape
     if kind is None:
-        if names is None: return plain_same(<PyObject*>shapes, <PyObject*>now)
-        took = number_take(node_number(t, node_row(t, n), names), <PyObject*>now)
-        if took == 2: node_row(t, n).stale = 1
-        return took
+        if names is not None: return take_number(t, n, names, <PyObject*>now)
+        return plain_same(<PyObject*>shapes, <PyObject*>now)
     if type(now) is not kind: return 0
     if names is None:
         parts = tuple(now) if kind is list else (<tuple>now)[:]
@@ -101,18 +91,11 @@ cdef bint slot_follow(Table* t, id_t n, id_t k, PyObject* now):
     node_row(t, n).follows = 2
     return True
 
-cdef int numbers_take(Table* t, id_t n, Place* p, PyObject* now) except -1:
-    """As number_take, of the number in a place or those of a tuple there."""
-    cdef Number* first = node_number(t, node_row(t, n), p.slot)
-    cdef Py_ssize_t k
-    cdef int took, all_took = 1
-    if Py_TYPE_(p.want) != TUPLE_TYPE: return number_take(first, now)
-    if Py_TYPE_(now) != TUPLE_TYPE or PyTuple_GET_SIZEX(now) != PyTuple_GET_SIZEX(p.want): return 0
-    for k in range(PyTuple_GET_SIZEX(now)):
-        took = number_take(first + k, PyTuple_GET_ITEMX(now, k))
-        if took == 0: return 0
-        if took == 2: all_took = 2
-    return all_took
+cdef int take_number(Table* t, id_t n, id_t row, PyObject* now) except -1:
+    """The number is today's of this row, if C can hold it."""
+    cdef int took = number_take(node_number(t, node_row(t, n), row), now)
+    if took == 2: node_row(t, n).stale = 1
+    return took
 
 cdef int list_fits(Table* t, id_t n, id_t j) except -1:
     """Is what lies in the node's place j the list of the recorded call, or one that no other place has or lies in?
@@ -127,22 +110,20 @@ cdef int list_fits(Table* t, id_t n, id_t j) except -1:
     return 1
 
 cdef int place_take(Table* t, id_t n, id_t j) except -1:
-    """The number in the node's place j is today's, if C can hold it."""
-    cdef Place* p = node_place(t, node_row(t, n), j)
-    if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
-        now = place_now(p[0])
-        if now is NULL: return 0
-        took = numbers_take(t, n, p, now)
-    else:
-        now = PyObject_GetAttrX(p.home, p.key)
-        if now is NULL:
-            PyErr_Clear()
-            return 0
-        p = node_place(t, node_row(t, n), j)            # it may have come to Python
-        took = numbers_take(t, n, p, now)
-        Py_DECREFX(now)
-    if took == 2: node_row(t, n).stale = 1
-    return took
+    """What lies in the node's place j is today's: a number of its row, tensors of its slots if they are of that type,
+    what is in a container of these and of constants, if it has the shape that is wanted."""
+    cdef Place p = node_place(t, node_row(t, n), j)[0]
+    cdef PyObject* now = NULL
+    cdef bint lies = p.kind in (DICT_ITEM, CELL, LIST_ITEM)
+    now = place_now(p) if lies else PyObject_GetAttrX(p.home, p.key)
+    if now is NULL:
+        PyErr_Clear()
+        return 0
+    try:
+        if p.guard == IS_NUMBER: return take_number(t, n, p.slot, now)
+        return parts_follow(t, n, &p.slot, <object>p.want, <object>now)
+    finally:
+        if not lies: Py_DECREFX(now)
 
 cdef int32_t follows_same(Table* t, id_t n) noexcept nogil:
     """A slot that follows a place and now has the tensor of another one, that is reached too, or NONE: they were
@@ -162,9 +143,7 @@ cdef int32_t tag_holds(Table* t, id_t n, int32_t k) except -2:
     cdef int32_t j = node_tag(t, node_row(t, n), k).place_at
     cdef int32_t end = j + node_tag(t, node_row(t, n), k).place_n
     for j in range(j, end):
-        if node_place(t, node_row(t, n), j).guard == FOLLOWS:
-            if not place_follow(t, n, j): return j
-        elif node_place(t, node_row(t, n), j).guard == IS_NUMBER:
+        if node_place(t, node_row(t, n), j).guard in (FOLLOWS, IS_NUMBER):
             if not place_take(t, n, j): return j
         elif node_place(t, node_row(t, n), j).guard == ANY_LIST:
             if not list_fits(t, n, j): return j

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import cgt_core as core
 import torch
-from cgt_core import AT_PLACE, CUDA, FRESH, HOST, INPUT, MISS_PLACE, NONE, VIEW
+from cgt_core import CUDA, FRESH, HOST, INPUT, MISS_PLACE, NONE, VIEW
 
 from ..cuts import finite, readout, segments
 from ..data import Attempt, Call, Changes, Graph, Kept, Options, State, remember
-from ..look import containers, empties, impure, places
+from ..look import empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
 from ..make import plan as plans
 from ..make.optional import collectives
@@ -395,9 +395,7 @@ def find_moving(state, plan, seen):
 def learn_changes(state, plan, seen):
     """A sentence if the run changed places in ways that the next recording will know, or that none can; or None."""
     if plan.changes.free is None:
-        if moving.is_opened(plan.places, seen):  # from now on nothing counts as only stored
-            state.learnt.moves.hidden[moving.OBJECTS], seen.again = False, True
-        return errors.used_elsewhere(plan.found.kept[0].place.path)
+        return moving.learn_opened(state, plan, seen)
     reason = moving.learn_hidden(state, plan, seen) or moving.learn_replaced(state, plan, seen)
     reason = reason or live.learn_stored(state, plan, seen, lambda: plans.why_untraced(state, plan.saves))
     seen.again = seen.again or reason is not None
@@ -498,17 +496,11 @@ def add_node(call, plan, seen, draft):
     used = describe.used_slots(plan, draft)
     index = {k: j for j, k in enumerate(used)} | {NONE: NONE}
     slots, outs = renumbered(draft, used, index)
-    followable = {path: k in plan.follows for at, (k, _) in plan.followable.items() for path in (at, plan.places[k].path)}
-    sources = [(k, s) for k, s in enumerate(plan.numbers.sources) if s.op == AT_PLACE]
-    taken = {s.at: k for k, s in reversed(sources) if s.at not in plan.follows}  # of a tuple the first number counts
-    rows = {s.path: k for k, s in sources if s.at in plan.follows}
-    follows = {
-        k: ([index[slot] for slot in slots], containers.with_rows(there, plan.places[k].path, rows))
-        for k, (slots, there) in plan.follows.items()
-    }  # fmt: skip
-    mine = [None if any(k in slots for slots, _ in follows.values()) else s.tensor for k, s in enumerate(slots)]
-    hidden, lists = plan.found.hidden, moving.any_lists(plan)
-    groups, order = describe.group_places(plan.places, plan.changes, follows, taken, hidden, lists)
+    follows, places_of = plan.follows, plan.followable.items()
+    followable = {path: k in follows for at, (k, _) in places_of for path in (at, plan.places[k].path)}
+    followed = {slot for slots, _ in follows.values() for slot in slots}
+    mine = [None if k in followed else s.tensor for k, s in zip(used, slots, strict=True)]
+    groups, order = describe.group_places(plan, index, moving.any_lists(plan))
     row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
     # Another thread may have moved the version of what this run did not touch.
     effects = [e._replace(slot=index[e.slot], place=row_at[e.place]) for e in draft.effects if e.slot in index]

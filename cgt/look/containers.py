@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..words.pytree import is_fixed, is_namedtuple, same_value
+from ..words.pytree import is_fixed, is_namedtuple
 from . import blinds
 
 # Larger containers are data, and so are longer lists and tuples of nothing but numbers.
@@ -42,6 +42,17 @@ def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
     return []
 
 
+Parts = Callable[[Any], list[tuple[str, Any, Any]]]
+
+
+def open_parts(value: Any) -> list[tuple[str, Any, Any]]:
+    """The same, also of an object that Python code makes of its attributes."""
+    found = parts_of(value)
+    if found or not blinds.is_open(value):
+        return found
+    return [(f".{name}", name, x) for name, x in vars(value).items()]
+
+
 class Opened(NamedTuple):
     """A tensor, or a tuple, list, dict or object of nothing but tensors, constants and such."""
 
@@ -59,19 +70,19 @@ class Opened(NamedTuple):
 
 def opened(value: Any) -> Opened | None:
     """None: it is, or contains, something else, or too much, or no tensor."""
-    there = open_part(value, DEEPEST)
+    there = open_part(value)
     return there if there is not None and there.tensors else None
 
 
-def open_part(value, depth):
+def open_part(value: Any, depth: int = DEEPEST) -> Opened | None:
+    """The same of what may have no tensor."""
     if issubclass(type(value), torch.Tensor):
         return Opened(None, (value,), ())
-    if is_fixed(value):
+    if type(value) is not tuple and is_fixed(value):
         return Opened((None, None, value), (), ())
     holders, names, entries = parts_held(value)
-    if not (entries or type(value) is list or type(value) is dict) or len(entries) > MOST_ENTRIES or not depth:
-        return None
-    if not all(type(name) is str for name in names or ()):
+    is_small = holders and len(entries) <= MOST_ENTRIES and depth
+    if not (is_small and all(type(name) is str for name in names or ())):
         return None
     found = [open_part(one, depth - 1) for one in entries]
     if None in found:
@@ -81,30 +92,22 @@ def open_part(value, depth):
 
 
 def are_alike(shape: Any, other: Any) -> bool:
-    """Of two Opened: may calls make the one out of the other? Numbers may be others."""
-    if shape is None or other is None or shape[0] is not other[0]:
-        return shape is other
-    if shape[0] is None:
-        was, now = shape[2], other[2]
-        return (type(was) is type(now) and type(was) in (int, float)) or same_value(was, now)
-    entries = shape[2], other[2]
-    return shape[1] == other[1] and len(entries[0]) == len(entries[1]) and all(map(are_alike, *entries))
+    """Of two Opened: may calls make the one out of the other? Constants may be others."""
+    if shape is None or other is None or shape[0] is None:
+        return shape is other or (shape is not None and other is not None and other[0] is None)
+    if shape[:2] != other[:2] or len(shape[2]) != len(other[2]):
+        return False
+    return all(map(are_alike, shape[2], other[2]))
 
 
-def with_rows(there: Opened, path: str, rows: dict[str, int]) -> Opened:
-    """What lies at this path, where the numbers at these are live."""
-
-    def changed(shape, path):
-        if shape is None or shape[0] is None:
-            return (None, rows[path], None) if path in rows else shape
-        kind, names, inner = shape
-        fields = names if kind is not dict else None
-        fields = getattr(kind, "_fields", None) if names is None else fields
-        steps = [f".{name}" for name in fields] if fields else [f"[{name!r}]" for name in names or range(len(inner))]
-        parts = [changed(one, path + step) for step, one in zip(steps, inner, strict=True)]
-        return kind, names, tuple(parts)
-
-    return there._replace(shape=changed(there.shape, path)) if rows else there
+def with_rows(shape: Any, path: str, rows: dict[str, int]) -> Any:
+    """The shape of what lies at this path, where the numbers at these paths are live."""
+    if shape is None or shape[0] is None:
+        return (None, rows[path], None) if path in rows else shape
+    kind, names, inner = shape
+    fields = getattr(kind, "_fields", None) if names is None else names if kind is not dict else None
+    steps = [f".{name}" for name in fields] if fields else [f"[{name!r}]" for name in names or range(len(inner))]
+    return kind, names, tuple(with_rows(one, path + step, rows) for step, one in zip(steps, inner, strict=True))
 
 
 def parts_held(value: Any) -> tuple[tuple, tuple | None, tuple]:
@@ -116,8 +119,9 @@ def parts_held(value: Any) -> tuple[tuple, tuple | None, tuple]:
         return (value,), None, tuple(value)
     if kind is dict:
         return (value,), tuple(value), tuple(value.values())
-    state = vars(value) if blinds.is_open(value) else {}
-    return (value, state), tuple(state), tuple(state.values())
+    if not blinds.is_open(value):
+        return (), None, ()
+    return (value, vars(value)), tuple(vars(value)), tuple(vars(value).values())
 
 
 def named(args: tuple, kwargs: dict) -> list[tuple[str, object]]:
@@ -125,29 +129,29 @@ def named(args: tuple, kwargs: dict) -> list[tuple[str, object]]:
     return [*((f"args[{k}]", x) for k, x in enumerate(args)), *((f"kwargs[{k!r}]", x) for k, x in kwargs.items())]
 
 
-def numbers_of(path: str, value: Any, depth: int = DEEPEST) -> list[tuple[str, int | float]]:
+def numbers_of(path: str, value: Any, parts: Parts = parts_of, depth: int = DEEPEST) -> list[tuple[str, int | float]]:
     """[(path, number)] of a value: of itself, or of what it contains."""
     if type(value) in (int, float):
         return [(path, value)]
-    parts = parts_of(value) if depth else []
-    is_row = isinstance(value, (list, tuple)) and all(type(x) in (int, float) for *_, x in parts)
-    if is_row and len(parts) > MOST_IN_ROW:
+    inside = parts(value) if depth else []
+    is_row = isinstance(value, (list, tuple)) and all(type(x) in (int, float) for *_, x in inside)
+    if is_row and len(inside) > MOST_IN_ROW:
         return []
-    return [one for step, _, x in parts for one in numbers_of(path + step, x, depth - 1)]
+    return [one for step, _, x in inside for one in numbers_of(path + step, x, parts, depth - 1)]
 
 
-def exchange(value: Any, path: str, given: dict[str, object], exchanged: list[tuple]) -> Any:
+def exchange(value: Any, path: str, given: dict[str, object], exchanged: list[tuple], parts: Parts = parts_of) -> Any:
     """The value with `given` in it, by their paths; these are taken out of it. What is exchanged in place is noted:
     (path, home, key, what was there, what is)."""
     if path in given:
         return given.pop(path)
     if not any(one.startswith((path + "[", path + ".")) for one in given):
         return value
-    parts = [(path + step, key, x, exchange(x, path + step, given, exchanged)) for step, key, x in parts_of(value)]
-    if isinstance(value, tuple) and parts:
-        now = [one for *_, one in parts]
+    found = [(path + step, key, x, exchange(x, path + step, given, exchanged, parts)) for step, key, x in parts(value)]
+    if isinstance(value, tuple) and found:
+        now = [one for *_, one in found]
         return tuple(now) if type(value) is tuple else value._make(now)
-    for at, key, x, now in parts:
+    for at, key, x, now in found:
         if now is not x:
             home = value if isinstance(value, (dict, list)) else vars(value)
             exchanged.append((at, home, key, x, now))

@@ -12,7 +12,7 @@ import cgt_core as core
 import torch
 
 from ..cuts import readout
-from ..data import Call, Changes, Draft, EffectRow, GradRow, Graph, Made, OutRow, Plan, Seen, SlotRow, Was
+from ..data import Call, Draft, EffectRow, GradRow, Graph, Made, OutRow, Plan, Seen, SlotRow, Was
 from ..look import blinds, containers, places
 from ..numbers import counters, live
 from ..run import views
@@ -642,23 +642,29 @@ def used_slots(plan: Plan, draft: Draft) -> list[int]:
 
 
 def group_places(
-    found: list[places.Place], changes: Changes, follows: dict[int, tuple], numbers: dict[int, int],
-    hidden: Collection[int], lists: Collection[int],
-) -> tuple[list[tuple[object, list[tuple]]], list[int]]:  # fmt: skip
+    plan: Plan, index: dict[int, int], lists: Collection[int]
+) -> tuple[list[tuple[object, list[tuple]]], list[int]]:
     """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
-    one group that is compared at each call; the positions that they had.)"""
-    groups, loose, roles = {}, [], (numbers, follows, changes.free, changes.moving, lists)
+    one group that is compared at each call; the positions that they had.) `index`: of slots in the node."""
+    sources = [(row, s) for row, s in enumerate(plan.numbers.sources) if s.op == core.AT_PLACE]
+    inside = {s.path: row for row, s in sources if s.part != core.NONE}
+    numbers = {s.at: row for row, s in sources if s.part == core.NONE}
+    tuples = {s.at: ((), containers.open_part(plan.places[s.at].want)) for _, s in sources if s.part != core.NONE}
+    groups, loose, changes, follows = {}, [], plan.changes, tuples | plan.follows
+    roles = numbers, follows, changes.free, changes.moving, lists
     kinds = [*zip((core.IS_NUMBER, core.FOLLOWS, core.NOT_AT_ALL, core.BY_TYPE, core.ANY_LIST), roles, strict=True)]
-    for k, p in enumerate(found):
+    for k, p in enumerate(plan.places):
         number = p.want if p.kind in (places.DICT_LEN, places.LIST_LEN) else 0
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
         guard = core.BY_VALUE if is_plain(p.want) else core.BY_IDENTITY
         guard = next((kind for kind, members in kinds if k in members), guard)
-        slots, there = follows.get(k, ([core.NONE], None))
-        want = p.want if there is None else there.shape  # the core has tensors from the slots
-        want = blinds.empty(type(want)) if k in hidden else want  # the last call's is nobody's business
-        row = (p.kind, p.home, p.key, guard, want, present, number, numbers.get(k, slots[0]), len(slots))
+        slots, there = follows.get(k, ((), None))
+        first = numbers.get(k, index[slots[0]] if slots else core.NONE)
+        # The core has tensors from the slots.
+        want = p.want if there is None else containers.with_rows(there.shape, p.path, inside)
+        want = blinds.empty(type(want)) if k in plan.found.hidden else want  # the last call's is nobody's business
+        row = (p.kind, p.home, p.key, guard, want, present, number, first, len(slots))
         # No dict tells of what is written to a list in it.
         teller = None if there is not None and there.changes else places.told_by(p)
         if teller is not None:

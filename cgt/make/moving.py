@@ -277,6 +277,14 @@ def is_opened(found, seen):
     return not files.isdisjoint(OPENING_FILES) or any(opens(p.want) for p in found)
 
 
+def learn_opened(state: State, plan: Plan, seen: Seen) -> str:
+    """A sentence where the run may read what it seemed to store alone. If it opened objects, nothing seems so from now
+    on."""
+    if is_opened(plan.places, seen):
+        state.learnt.moves.hidden[OBJECTS], seen.again = False, True
+    return errors.used_elsewhere(plan.found.kept[0].place.path)
+
+
 def opens(value):
     """Is this something that reads attributes whose names its caller does not say?"""
     return id(value) in OPENING or is_one(type(value), (operator.attrgetter, operator.methodcaller))

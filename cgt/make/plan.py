@@ -205,9 +205,9 @@ def plan_call(
     return Plan(
         flat=flat, **around._asdict(), driver=driver, device=device, others=others, parent=parent, graph=graph,
         saves=saves, places=found.places, lone=empties.lone_empties(found.places), sources=impure.states(found.sources),
-        numbers=open_numbers(call, around, saves, follows), changed=changed, followable=followable, follows=follows, moves=moves,
-        copied=copied, carries=frozenset(id(tensors[k]) for k in copied if id(tensors[k]) in written), beside=beside,
-        spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
+        numbers=open_numbers(call, around, saves, follows), changed=changed, followable=followable, follows=follows,
+        moves=moves, copied=copied, carries=frozenset(id(tensors[k]) for k in copied if id(tensors[k]) in written),
+        beside=beside, spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
         was=[
             Was(describe.memory_of(t), core.version_of(t), describe.grads_of(t), alias_of(t, driver, parent))

@@ -27,6 +27,7 @@ import torch
 from ..data import Kept, Plan, Seen, State, remember
 from ..look import blinds, containers, places
 from ..look.code import is_read, tells_apart
+from ..look.containers import open_parts
 from ..look.places import Place
 from ..run import taps
 from ..run.observe import NOT_USER_CODE, Unrecordable, collect, is_capture, lying_in, refuse, user_line
@@ -36,7 +37,7 @@ from . import rows, standins
 from .standins import MATH, MOST, PYTHON, STAND_INS, Int, Source, Taken, Trace, looked_at, pin, settle
 
 READ, CHANGING = "a number that is read on the way", "a number that changes"
-MOST_PARTS, MOST_KEYS, MOST_ENTRIES = 8, 32, 1 << 16  # numbers of a tuple: `betas`; of a dict, a list that is asked
+MOST_PARTS = 8  # numbers of a tuple: `betas`
 MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
 # Ops whose kernels take a number as an argument and choose nothing by it but what they compute: no shape, no type, no
 # other kernel. (`pow` has kernels of its own for 2 and 0.5, `addmm` one for beta = 0, `div` with a rounding_mode one
@@ -90,7 +91,7 @@ def has_moved(was: object, now: object) -> bool:
 def have_moved(was: list, now: list) -> bool:
     """The same of some of numbers_in."""
     kinds = [[(name, type(x)) for name, _, x in numbers] for numbers in (was, now)]
-    return kinds[0] == kinds[1] and was != now and not pytree.same_value(was, now)
+    return kinds[0] == kinds[1] and not pytree.same_value(was, now)
 
 
 def learn_stored(state: State, plan: Plan, seen: Seen, why_untraced: Callable[[], str | None]) -> str | None:
@@ -172,20 +173,8 @@ def numbers_in(place: Place, is_followed: bool = False) -> list[tuple[str, int, 
     is_row = type(want) is tuple and len(want) <= MOST_PARTS
     numbers = [(f"[{k}]", k, x) for k, x in enumerate(want)] if is_row else [("", core.NONE, want)]
     if is_followed and containers.opened(want) is not None:
-        numbers = [(name, k, x) for k, (name, x) in enumerate(containers.numbers_of("", want)[:MOST_PARTS])]
+        numbers = [(name, k, x) for k, (name, x) in enumerate(containers.numbers_of("", want, open_parts)[:MOST_PARTS])]
     return numbers if all(type(x) in (int, float) and abs(x) <= MOST for _, _, x in numbers) else []
-
-
-def is_table(place: Place) -> bool:
-    """Does a list or tuple of numbers of one kind lie there, that a whole number can choose from, or a dict of whole
-    numbers, that can be asked for one?"""
-    entries, asked = place.want, type(place.want) in standins.ASKED
-    is_row = place.kind in places.HOLD_NUMBERS and (asked or type(entries) in (list, tuple))
-    if not is_row or not 1 - asked < len(entries) <= (MOST_KEYS if asked else MOST_ENTRIES):
-        return False
-    kind = int if asked else type(entries[0])
-    numbers = [*entries, *(entries.values() if asked else ())]
-    return kind in (int, float) and all(type(x) is kind and (kind is float or abs(x) <= MOST) for x in numbers)
 
 
 def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -205,7 +194,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         core.numbers_watch(trace, True)
         for start, _ in tapped:
             start()
-        held.extend([*lay_numbers(plan, trace), *tables_in(plan, trace)])
+        held.extend([*lay_numbers(plan, trace), *standins.tables_in(plan, trace)])
         for place, stand_in, _ in held:
             places.put_back(place._replace(want=stand_in))
 
@@ -213,7 +202,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         for _, stop in reversed(tapped):
             stop()
         core.numbers_watch(trace, False)
-        trace.lent.extend((id(home), row) for _, home, _, _, one in trace.exchanged for row in rows_in(one))
+        trace.lent.extend((id(home), row) for _, home, _, _, one in trace.exchanged for row in standins.rows_in(one))
         for place, stand_in, mine in held:
             if places.value_at(place) is stand_in:
                 places.put_back(place)
@@ -236,31 +225,21 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
 
 
 def lay_numbers(plan, trace):
-    """[(place, what is to lie there instead of its numbers, rows of these), ...]. In a list, a dict or an object that is
-    followed they do already, in its entries."""
+    """[(place, what is to lie there instead of its numbers, rows of these), ...]. In entries of a list, a dict or an
+    object that is followed they lie already."""
     mine = {}
     for row, s in enumerate(trace.sources):
         if s.op == core.AT_PLACE:
             mine.setdefault(s.at, []).append(row)
-    for k, rows in mine.items():
-        place, parts = plan.places[k], [trace.stand_ins[row] for row in rows]
+    for k, own in mine.items():
+        place, parts = plan.places[k], [trace.stand_ins[row] for row in own]
         if k in plan.follows:
-            given = {trace.sources[row].path: one for row, one in zip(rows, parts, strict=True)}
-            trace.held[k] = containers.exchange(place.want, place.path, given, trace.exchanged)
+            given = {trace.sources[row].path: one for row, one in zip(own, parts, strict=True)}
+            trace.held[k] = containers.exchange(place.want, place.path, given, trace.exchanged, open_parts)
         else:
-            trace.held[k] = parts[0] if trace.sources[rows[0]].part == core.NONE else tuple(parts)
-        mine[k] = [row for row, one in zip(rows, parts, strict=True) if type(one) in STAND_INS]
-    return [(plan.places[k], trace.held[k], rows) for k, rows in mine.items()]
-
-
-def tables_in(plan, trace):
-    """[(place, what stands for the numbers there, ()), ...] of those from which a whole number can choose."""
-    if not (plan.numbers.computes or any(type(one) is Int for one in trace.stand_ins)):
-        return []
-    homes = {id(plan.places[k].home) for k in trace.held}
-    homes.update(at for at, owner in plan.found.owners.items() if owner is None)  # met elsewhere, too
-    whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
-    return [(place, trace.table_of(place.want), ()) for place in filter(is_table, whole)]
+            trace.held[k] = parts[0] if trace.sources[own[0]].part == core.NONE else tuple(parts)
+        mine[k] = [row for row, one in zip(own, parts, strict=True) if type(one) in STAND_INS]
+    return [(plan.places[k], trace.held[k], own) for k, own in mine.items()]
 
 
 def make(seen, plain, owner, name, args, kwargs):
@@ -363,32 +342,14 @@ def unwrap(trace, place):
     if place.kind == places.LIST_LEN:
         for k in range(place.want, len(place.home)):
             rows = trace.stored[id(place.home), k] = {}
-            place.home[k] = unwrapped(place.home[k], pytree.ROOT, rows)
+            place.home[k] = standins.unwrapped(place.home[k], pytree.ROOT, rows)
     elif place.kind in places.HOLD_NUMBERS:
         now, rows = places.value_at(place), {}
-        plain = unwrapped(now, pytree.ROOT, rows) if now is not place.want else now
+        plain = standins.unwrapped(now, pytree.ROOT, rows) if now is not place.want else now
         if rows:
             trace.stored[id(place.home), place.key] = rows
         if plain is not now:
             places.put_back(place._replace(want=plain))
-
-
-def unwrapped(value, path, rows, depth=containers.DEEPEST):
-    """The value without stand-ins: a tuple anew, others in place. `rows` gets the rows of these by their paths."""
-    if type(value) in STAND_INS:
-        rows[path] = value.node.row
-        return value.node.value
-    found = containers.parts_of(value) if depth else []
-    if depth and not found and blinds.is_open(value):
-        found = [(f".{name}", name, x) for name, x in vars(value).items()]
-    parts = [(key, one, unwrapped(one, path + step, rows, depth - 1)) for step, key, one in found]
-    changed = {key: now for key, one, now in parts if now is not one}
-    if changed and isinstance(value, tuple):
-        return tuple(now for *_, now in parts) if type(value) is tuple else value._make(now for *_, now in parts)
-    home = value if isinstance(value, (dict, list)) or not changed else vars(value)
-    for key, now in changed.items():
-        home[key] = now
-    return value
 
 
 def numbers_put(seen: Seen, place: Place, k: int) -> dict[str, int]:
@@ -480,13 +441,6 @@ def settle_all(seen: Seen) -> None:
     for k, one in seen.live.held.items():
         if one is not None and places.value_at(seen.run.plan.places[k]) is one:
             places.put_back(seen.run.plan.places[k])
-
-
-def rows_in(x):
-    """Of a stand-in, or of those in a tuple."""
-    if type(x) in STAND_INS:
-        return [x.node.row]
-    return [row for part in x for row in rows_in(part)] if isinstance(x, tuple) else []
 
 
 def close(seen: Seen, box: list) -> object:

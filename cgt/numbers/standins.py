@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 import cgt_core as core
 import torch
 
-from ..look import containers
+from ..data import Plan
+from ..look import containers, places
 from ..look.code import code_reads
+from ..look.containers import open_parts
+from ..look.places import Place
 from ..run.observe import NOT_USER_CODE
 from ..words import pytree
 from ..words.private import without_torch_function
@@ -26,6 +29,7 @@ MOST = pytree.MOST
 PARSER = "python_arg_parser"  # the file of PyTorch's that asks for a value
 SUMS_EXACTLY = sys.version_info >= (3, 12)
 ASKED = (dict, collections.Counter)
+MOST_KEYS, MOST_ENTRIES = 32, 1 << 16  # of a dict, a list that is asked
 MAX_STEPS = 4096  # of one recording: what computes more with a number is a loop that wants another form
 
 
@@ -260,6 +264,51 @@ def settle(x: Any) -> Any:
     """The number itself: the recording is for it alone."""
     pin(x)
     return plain_of(x)
+
+
+def unwrapped(value: Any, path: str, rows: dict[str, int], depth: int = containers.DEEPEST) -> Any:
+    """The value without stand-ins: a tuple anew, others in place. `rows` gets the rows of these by their paths."""
+    if type(value) in STAND_INS:
+        rows[path] = value.node.row
+        return value.node.value
+    found = open_parts(value) if depth else []
+    parts = [(key, one, unwrapped(one, path + step, rows, depth - 1)) for step, key, one in found]
+    changed = {key: now for key, one, now in parts if now is not one}
+    if changed and isinstance(value, tuple):
+        return tuple(now for *_, now in parts) if type(value) is tuple else value._make(now for *_, now in parts)
+    home = value if isinstance(value, (dict, list)) or not changed else vars(value)
+    for key, now in changed.items():
+        home[key] = now
+    return value
+
+
+def rows_in(x: object) -> list[int]:
+    """Of a stand-in, or of those in a tuple."""
+    if type(x) in STAND_INS:
+        return [x.node.row]
+    return [row for part in x for row in rows_in(part)] if isinstance(x, tuple) else []
+
+
+def tables_in(plan: Plan, trace: Trace) -> list[tuple]:
+    """[(place, what stands for the numbers there, ()), ...] of those from which a whole number can choose."""
+    if not (plan.numbers.computes or any(type(one) is Int for one in trace.stand_ins)):
+        return []
+    homes = {id(plan.places[k].home) for k in trace.held}
+    homes.update(at for at, owner in plan.found.owners.items() if owner is None)  # met elsewhere, too
+    whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
+    return [(place, trace.table_of(place.want), ()) for place in filter(is_table, whole)]
+
+
+def is_table(place: Place) -> bool:
+    """Does a list or tuple of numbers of one kind lie there, that a whole number can choose from, or a dict of whole
+    numbers, that can be asked for one?"""
+    entries, asked = place.want, type(place.want) in ASKED
+    is_row = place.kind in places.HOLD_NUMBERS and (asked or type(entries) in (list, tuple))
+    if not is_row or not 1 - asked < len(entries) <= (MOST_KEYS if asked else MOST_ENTRIES):
+        return False
+    kind = int if asked else type(entries[0])
+    numbers = [*entries, *(entries.values() if asked else ())]
+    return kind in (int, float) and all(type(x) is kind and (kind is float or abs(x) <= MOST) for x in numbers)
 
 
 def floor(self):

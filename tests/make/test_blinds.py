@@ -265,11 +265,12 @@ def test_what_the_user_puts_there_between(device, function, kind):
 @pytest.mark.parametrize("between", [leave, meddle], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("function", LOOK, ids=lambda f: f.__name__)
-def test_who_looks_first_runs_eagerly(device, function, kind, between):
+def test_who_looks_first_sees_what_is_there(device, function, kind, between):
     if function in (compares, looks_for_it_in_a_list) and kind in (Data, namespace):
         pytest.skip("tensors inside are compared as a whole")
     f = agree(device, function, kind, between)
-    assert cgt.stats(f).replays == 0 or (function in (asks_its_truth, copies_it, keeps_it)), cgt.explain(f)
+    if function in (reads_before, asks_its_exact_class):  # followed by what is in it
+        assert cgt.stats(f).replays >= N - 8, cgt.explain(f)
 
 
 def test_call_that_raises_leaves_the_object(device):

@@ -572,3 +572,167 @@ def test_replays_that_leave_it_see_what_somebody_writes_to_it(device, kind):
 
     f = both(run)
     assert cgt.stats(f).replays >= 20, cgt.explain(f)
+
+
+# --- beside the tensors ---------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    h: torch.Tensor
+    t: int
+    rate: float
+    mask: torch.Tensor | None
+    mode: str
+
+
+@dataclasses.dataclass
+class Stepped:
+    h: torch.Tensor
+    t: int = 0
+    rate: float = 1.0
+    mask: torch.Tensor | None = None
+    mode: str = "a"
+
+
+class Bare:
+    def __init__(self, h, t, rate, mask, mode):
+        self.h, self.t, self.rate, self.mask, self.mode = h, t, rate, mask, mode
+
+
+FORMS = {
+    "dict": (lambda *row: dict(zip(Step._fields, row, strict=True)), lambda s: s.values()), "tuple": (lambda *row: row, lambda s: s),
+    "list": (lambda *row: [*row], lambda s: s), "named tuple": (Step, lambda s: s), "dataclass": (Stepped, lambda s: vars(s).values()),
+    "object": (Bare, lambda s: (s.h, s.t, s.rate, s.mask, s.mode)), "in a list": (lambda *row: [Step(*row)], lambda s: s[0]),
+    "parted": (lambda h, t, *row: [(h, t), {"rest": row}], lambda s: (*s[0], *s[1]["rest"])),
+}  # fmt: skip
+
+
+def stepped(wrap, device, form, between=lambda m, k, make: None):
+    """[what each call returned, and left], and the function: a step that counts and decays."""
+    make, read = FORMS[form]
+    m, made = types.SimpleNamespace(s=make(square(device), 0, 1.0, None, "a")), []
+
+    @wrap
+    def f(x):
+        h, t, rate, mask, mode = read(m.s)
+        y = torch.tanh(h + x * rate) * (t + 1 if mode == "a" else 2)
+        m.s = make(y, t + 1, rate * 0.5, mask, mode)
+        return y if mask is None else y * mask
+
+    for k in range(24):
+        between(m, k, make)
+        made.append((f(square(device, k)).clone(), [plain(one) for one in read(m.s)]))
+    return made, f
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_that_change_and_constants(device, form):
+    f = both(lambda wrap: stepped(wrap, device, form))
+    assert cgt.stats(f).replays >= 16 and cgt.stats(f).records <= 2, cgt.explain(f)
+
+
+PUT = {
+    "a number": lambda d: (square(d, 3), 7, 0.25, None, "a"), "of another kind": lambda d: (square(d, 3), 1.5, 2, None, "a"),
+    "a flag": lambda d: (square(d, 3), True, 1.0, None, "a"), "minus zero": lambda d: (square(d, 3), 0, -0.0, None, "a"),
+    "a large one": lambda d: (square(d, 3), 1 << 70, 1.0, None, "b"), "a tensor": lambda d: (square(d, 3), 1, 1.0, square(d, 4), "a"),
+    "another word": lambda d: (square(d, 3), 1, 1.0, None, "b"), "nothing": lambda d: (square(d, 3), 1, 1.0, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("put", PUT)
+@pytest.mark.parametrize("form", FORMS)
+def test_others_are_put_there_in_between(device, form, put):
+    def between(m, k, make):
+        if k in (8, 9, 17):
+            m.s = make(*PUT[put](device))
+
+    both(lambda wrap: stepped(wrap, device, form, between))
+
+
+def test_entries_are_written_in_between(device):
+    def between(m, k, make):
+        if k in (7, 15):
+            m.s["t"] = 0
+        elif k == 11:
+            m.s["mode"] = "b"
+        elif k == 13:
+            m.s["h"] = square(device, 5)
+        elif k == 18:
+            m.s["more"] = 1
+            del m.s["more"]
+
+    f = both(lambda wrap: stepped(wrap, device, "dict", between))
+    assert cgt.stats(f).replays >= 12, cgt.explain(f)
+
+
+WRITES = {
+    "its entry": lambda m, s: s.update(t=s["t"] + 1), "the old one's": lambda m, s: (setattr(m, "s", {**s, "t": s["t"] + 2}), s.update(t=-1)),
+    "now and then": lambda m, s: s.update(t=0) if s["t"] > 4 else setattr(m, "s", {**s, "t": s["t"] + 1}),
+    "another kind": lambda m, s: setattr(m, "s", {**s, "t": s["t"] + 1 if s["t"] < 5 else 0.5}), "one more": lambda m, s: setattr(m, "s", {**s, "n": 1}),
+    "to another place": lambda m, s: (setattr(m, "also", s), setattr(m, "s", {**s, "t": s["t"] + 1})), "same": lambda m, s: setattr(m, "s", dict(s)),
+    "a number read": lambda m, s: setattr(m, "s", {**s, "t": s["h"].sum().item()}), "by range": lambda m, s: [setattr(m, "s", {**s, "t": k}) for k in range(int(s["t"]) % 3 + 1)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("returns", ["what it computed", "the old one", "the new one", "its number"])
+def test_call_writes_to_what_holds_numbers(device, write, returns):
+    def run(wrap):
+        m, made = types.SimpleNamespace(s={"h": square(device), "t": 0}, also=None), []
+
+        @wrap
+        def f(x):
+            s = m.s
+            y = s["h"] * 0.5 + x * s["t"]
+            WRITES[write](m, s)
+            m.s = {**m.s, "h": y}
+            return {"what it computed": y, "the old one": s, "the new one": m.s, "its number": m.s["t"]}[returns]
+
+        for k in range(24):
+            made.append((plain(f(square(device, k))), plain(m.s), plain(m.also)))
+        return made, f
+
+    both(run)
+
+
+def test_replace_of_a_dataclass(device):
+    """It opens the whole object, so that nothing counts as only stored."""
+
+    def run(wrap):
+        m, made = types.SimpleNamespace(s=Stepped(square(device))), []
+
+        @wrap
+        def f(x):
+            m.s = dataclasses.replace(m.s, h=torch.tanh(m.s.h + x), t=m.s.t + 1)
+            return m.s.h * m.s.t
+
+        for k in range(24):
+            made.append((f(square(device, k)).clone(), plain([*vars(m.s).values()])))
+            if k == 12:
+                m.s = Stepped(square(device, 3), mode="b")
+        return made, f
+
+    f = both(run)
+    assert cgt.stats(f).replays >= 12, cgt.explain(f)
+
+
+@pytest.mark.parametrize("step", ["says", "does not"])
+def test_results_and_states_that_are_kept(device, step):
+    """What a program kept of a state stays as it was."""
+
+    def run(wrap):
+        m, kept = types.SimpleNamespace(s={"h": square(device), "t": 0}), []
+
+        @wrap
+        def f(x):
+            m.s = {"h": torch.tanh(m.s["h"] + x), "t": m.s["t"] + 1}
+            return m.s["h"] * m.s["t"]
+
+        for k in range(20):
+            if step == "says":
+                cgt.step()
+            kept.append((f(square(device, k)), m.s))
+        return [(plain(y), plain(s)) for y, s in kept], f
+
+    f = both(run)
+    assert cgt.stats(f).replays >= 12, cgt.explain(f)

@@ -400,7 +400,7 @@ KINDS = {
         """,
         value=("x.sum()", "(x > 0).sum()"),
         between="""
-        o.st = {{"h": r, "t": 2, "done": False}} | o.st["t"] = 5 | o.st["done"] = not o.st["done"] | o.st["h"] = o.fresh() | o.st["t"] = 0.5 | o.st.pop("done", None) or o.st.update(done=False)
+        o.st = {{"h": r, "t": 2, "done": False}} | o.st["t"] = 5 | o.st["done"] = not o.st["done"] | o.st["h"] = o.fresh() | o.st["t"] = 0.5 | o.st.update(done=None) | o.st = {{"done": False, **o.st}}
         o.sd = o.State(r, 1) | o.sd.t = 0 | o.sd.rate = 2 | o.sd.mode = "b" | o.sd.mask = o.fresh() | o.sd.mask = None | o.tp = o.fresh(), 2, None | o.tp = o.fresh(), 2.5, o.fresh()
         o.nest[0] = (r.clone(), 2) | o.nest.append((o.fresh(), 1.5)) if len(o.nest) < 3 else o.nest.pop() | o.st2 = o.st | o.st = o.st2 | pass | o.tp = o.tp[0], True, None
         """,
