@@ -197,11 +197,6 @@ def find_written(seen, call):
     call.written = op_facts.written_by(call)
 
 
-def count(seen, call):
-    """An op that counts on the host is its counter's affair."""
-    return counters.see(seen, call.op, call.facts, call.args, call.kwargs, call.inputs)
-
-
 def find_numbers(seen, call):
     """Live numbers among the arguments."""
     if call.written:
@@ -354,7 +349,7 @@ BEFORE = (
     Watcher(unmask, "it gives the op other arguments", lambda op, facts: facts.packet in INDEXES),
     Watcher(make_from_outside, "what it makes has no inputs to be looked at", lambda op, facts: facts.packet in MAKES),
     Watcher(find_written, "all that follows asks what is written", op_facts.may_write),
-    Watcher(count, "no other watcher may take a count for a read", when=has_numbers),
+    Watcher(counters.see, "no other watcher may take a count for a read", when=has_numbers),
     Watcher(find_numbers, "an op with live numbers is not constant", when=has_numbers),
     Watcher(judge, "it asks for writes and numbers"),
     Watcher(read_index, "what is constant or counted is none", lambda op, facts: facts.packet == "_local_scalar_dense"),
@@ -512,9 +507,29 @@ def note_constant(seen, call):
 
 
 def put_on_tape(seen, call):
-    """The host's tape has each op; a capture's, what is drawn beside the graph."""
-    if (call.aside and call.fresh) if seen.run.driver == CUDA else (seen.reason is None and not call.between):
-        append(seen, call)
+    """The host's tape has each op that is no view; a capture's, what is drawn beside the graph."""
+    op, args, kwargs, results, fresh = call.op, call.args, call.kwargs, call.results, call.fresh
+    if not ((call.aside and fresh) if seen.run.driver == CUDA else (seen.reason is None and not call.between)):
+        return
+    seen.alive.memory.extend(fresh)  # a freed storage's address could come back
+    if call.facts.reshapes or not (fresh or call.written or not results):
+        return
+    if fresh and len(fresh) != len(results):
+        observe.refuse(seen, errors.odd_op(str(op), observe.user_line(seen)))
+        return
+    if (now := core.ambient()) != (then := seen.run.plan.ambient):
+        # By these kernels choose their way, and a replay has those of its caller.
+        flags, numbers, precisions = (a ^ b for a, b in zip(now, then, strict=True))
+        if flags & 0xFF00 or numbers >> 16 or precisions:
+            observe.refuse(seen, errors.changed_state("a mode or setting of torch"))
+    try:
+        if call.outside:
+            args, kwargs = with_all(functools.partial(observe.fix, seen), args, kwargs)
+        tape.append(op, args, kwargs, fresh)
+        for k, part, row in call.numbers:
+            core.scalar(row, seen.live.steps[row].value, k, part)
+    except Exception as error:  # an argument without a boxed form: the op ran, so go on eagerly
+        observe.refuse(seen, errors.untaped_op(str(op), observe.user_line(seen), str(error)))
 
 
 def mirror_written(seen, call):
@@ -575,30 +590,6 @@ def see_dropout(seen, packet, dropout, train, buffer):
     elif packet == "_cudnn_rnn":
         seen.acts, seen.generators.dropout[:] = True, [core.alias(buffer)]
         seen.alive.objects.extend(seen.generators.dropout)
-
-
-def append(seen, call):
-    """Put the op on the host's tape, unless it is a view."""
-    op, args, kwargs, results, fresh = call.op, call.args, call.kwargs, call.results, call.fresh
-    seen.alive.memory.extend(fresh)  # a freed storage's address could come back
-    if call.facts.reshapes or not (fresh or call.written or not results):
-        return
-    if fresh and len(fresh) != len(results):
-        observe.refuse(seen, errors.odd_op(str(op), observe.user_line(seen)))
-        return
-    if (now := core.ambient()) != (then := seen.run.plan.ambient):
-        # By these kernels choose their way, and a replay has those of its caller.
-        flags, numbers, precisions = (a ^ b for a, b in zip(now, then, strict=True))
-        if flags & 0xFF00 or numbers >> 16 or precisions:
-            observe.refuse(seen, errors.changed_state("a mode or setting of torch"))
-    try:
-        if call.outside:
-            args, kwargs = with_all(functools.partial(observe.fix, seen), args, kwargs)
-        tape.append(op, args, kwargs, fresh)
-        for k, part, row in call.numbers:
-            core.scalar(row, seen.live.steps[row].value, k, part)
-    except Exception as error:  # an argument without a boxed form: the op ran, so go on eagerly
-        observe.refuse(seen, errors.untaped_op(str(op), observe.user_line(seen), str(error)))
 
 
 def mirror(seen: Seen, written: list[torch.Tensor]) -> None:

@@ -20,7 +20,6 @@ from cgt_core import AS_FLOAT, CUDA, DIVIDED, IN_TENSOR, NONE, ROUNDED
 from ..data import Around, Plan, Seen, State, remember
 from ..run.observe import NOT_USER_CODE, asker, refuse, unseen, user_line
 from ..words import errors
-from ..words.private import OpOverload
 from ..words.pytree import Flat
 from .standins import OPERATORS, STAND_INS, Source, Step, plain_of
 
@@ -149,25 +148,26 @@ def passes(seen: Seen, facts: Any, args: Sequence, inputs: list[torch.Tensor], w
     return not seen.run.recording
 
 
-def see(seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, inputs: list[torch.Tensor]) -> bool:
-    """An op is about to run, on counters perhaps. True: that was all of it. Else it is an op as others are."""
+def see(seen: Seen, call: Any) -> bool:
+    """An op is about to run (ops.OpCall), on counters perhaps. True: that was all of it. Else it is as others are."""
     if seen.live is None or not seen.live.counters:
         return False
-    found = {core.storage_id(t): one for t in inputs if (one := seen.live.counters.get(core.storage_id(t))) is not None}
+    known = seen.live.counters
+    found = {sid: known[sid] for sid in map(core.storage_id, call.inputs) if sid in known}
     if not found:
         return False
-    by = changes(seen, facts, args, kwargs)
-    counted = [core.storage_id(t) for t in listed(args[0])] if by is not None else []
+    by = changes(seen, call.facts, call.args, call.kwargs)
+    counted = [core.storage_id(t) for t in listed(call.args[0])] if by is not None else []
     if counted != list(found):
-        known = found.keys() | seen.constants.memory.keys()
-        if counted and all(core.storage_id(t) in known or may_count(seen, t) for t in listed(args[0])):
+        mine = found.keys() | seen.constants.memory.keys()
+        if counted and all(core.storage_id(t) in mine or may_count(seen, t) for t in listed(call.args[0])):
             seen.live.joined = user_line(seen)
         for one in found.values():
-            give_up(seen, one, str(op))
+            give_up(seen, one, str(call.op))
         return False
     core.proceed(None)
     for one, number in zip(found.values(), by, strict=True):
-        count(seen, one, STEPS[facts.packet], number, str(op))
+        count(seen, one, STEPS[call.facts.packet], number, str(call.op))
     return True
 
 

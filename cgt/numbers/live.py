@@ -37,7 +37,7 @@ from . import rows, standins
 from .standins import MATH, MOST, PYTHON, STAND_INS, Int, Source, Taken, Trace, looked_at, pin, settle
 
 READ, CHANGING = "a number that is read on the way", "a number that changes"
-MOST_PARTS = 8  # numbers of a tuple: `betas`
+MOST_PARTS = 8  # numbers in a tuple (`betas`) or a container
 MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
 # Ops whose kernels take a number as an argument and choose nothing by it but what they compute: no shape, no type, no
 # other kernel. (`pow` has kernels of its own for 2 and 0.5, `addmm` one for beta = 0, `div` with a rounding_mode one
@@ -68,7 +68,8 @@ def learn_arguments(state: State, args: tuple, kwargs: dict) -> None:
     """Numbers among a call's arguments that were others at one before are live from now on."""
     given = containers.named(args, kwargs)
     for path, x in (one for whole, value in given for one in containers.numbers_of(whole, value)):
-        if has_moved(state.learnt.numbers.last.setdefault(path, x), x):
+        was = state.learnt.numbers.last.setdefault(path, x)
+        if type(was) is type(x) and not pytree.same_value(was, x):
             state.learnt.numbers.live.add(path)
 
 
@@ -83,13 +84,8 @@ def learn_places(state: State, found: list[Place], kept: list[Kept], misplaced: 
             state.learnt.numbers.live.add(p.path)
 
 
-def has_moved(was: object, now: object) -> bool:
-    """Is this another number of the same type?"""
-    return type(was) is type(now) and not pytree.same_value(was, now)
-
-
 def have_moved(was: list, now: list) -> bool:
-    """The same of some of numbers_in."""
+    """Are these, of numbers_in, others of the same types?"""
     kinds = [[(name, type(x)) for name, _, x in numbers] for numbers in (was, now)]
     return kinds[0] == kinds[1] and not pytree.same_value(was, now)
 
@@ -165,15 +161,16 @@ def lying(place):
 
 
 def numbers_in(place: Place, is_followed: bool = False) -> list[tuple[str, int, int | float]]:
-    """[(what follows its path, element or NONE, number)] of a place with a number or a short tuple of them, or with a
-    container that is followed."""
+    """[(what follows its path, which of those here or NONE, number)] of a place with a number, a tuple of numbers and
+    constants, or a container that is followed."""
+    want = place.want
     if place.kind not in places.HOLD_NUMBERS:
         return []
-    want = place.want
-    is_row = type(want) is tuple and len(want) <= MOST_PARTS
-    numbers = [(f"[{k}]", k, x) for k, x in enumerate(want)] if is_row else [("", core.NONE, want)]
-    if is_followed and containers.opened(want) is not None:
-        numbers = [(name, k, x) for k, (name, x) in enumerate(containers.numbers_of("", want, open_parts)[:MOST_PARTS])]
+    numbers = [("", core.NONE, want)]
+    if type(want) is tuple or (is_followed and type(want) not in (int, float)):
+        there = containers.open_part(want)
+        found = containers.numbers_of("", want, open_parts) if there and (is_followed or not there.tensors) else []
+        numbers = [(name, k, x) for k, (name, x) in enumerate(found[:MOST_PARTS])]
     return numbers if all(type(x) in (int, float) and abs(x) <= MOST for _, _, x in numbers) else []
 
 
@@ -232,14 +229,12 @@ def lay_numbers(plan, trace):
         if s.op == core.AT_PLACE:
             mine.setdefault(s.at, []).append(row)
     for k, own in mine.items():
-        place, parts = plan.places[k], [trace.stand_ins[row] for row in own]
-        if k in plan.follows:
-            given = {trace.sources[row].path: one for row, one in zip(own, parts, strict=True)}
-            trace.held[k] = containers.exchange(place.want, place.path, given, trace.exchanged, open_parts)
-        else:
-            trace.held[k] = parts[0] if trace.sources[own[0]].part == core.NONE else tuple(parts)
-        mine[k] = [row for row, one in zip(own, parts, strict=True) if type(one) in STAND_INS]
-    return [(plan.places[k], trace.held[k], own) for k, own in mine.items()]
+        given = {trace.sources[row].path: trace.stand_ins[row] for row in own}
+        trace.held[k] = containers.exchange(
+            plan.places[k].want, plan.places[k].path, given, trace.exchanged, open_parts
+        )
+    rows_laid = {k: [row for row in own if type(trace.stand_ins[row]) in STAND_INS] for k, own in mine.items()}
+    return [(plan.places[k], trace.held[k], own) for k, own in rows_laid.items()]
 
 
 def make(seen, plain, owner, name, args, kwargs):
