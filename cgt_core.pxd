@@ -223,11 +223,10 @@ cdef struct Node:
     int32_t stale               # some number is another one than the graph was told
     int32_t moved               # some rebound slot may lie elsewhere than the graph was told
     int32_t unproven            # the first replay at other addresses is compared with eager
-    int32_t ret_python          # the result needs pytree.unflatten
     void* watchdog              # its replays wait for other processes: who sees to it that they end; or NULL
     int64_t dropout             # number of the buffer with cuDNN's random state that it draws from; 0: it does not
     PyObject* dropout_buffer    # borrowed: an alias of that
-    PyObject* ret_program       # borrowed
+    PyObject* ret_make          # borrowed: what makes a result that has objects of Python's, or NULL
     void* graph                 # CUDA: CUgraph; host: NULL
     void* exec                  # CUDA: CUgraphExec, NULL for a graph without nodes; host: the tape. Of the last segment
     CudaPool* pool              # CUDA: it lives in; host: NULL

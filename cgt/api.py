@@ -452,7 +452,6 @@ core.POISONED[0] = message_for_poisoned
 SWAPS.to(lambda: True, swap)[0]()
 SCRIPTED.to(lambda: True, script)[0]()
 core.REDUCE[0] = made_again
-core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.MAKE_VIEWS[0] = outside_dynamo(views.make)
 core.SWEEP[0] = outside_dynamo(freeing.sweep)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)

@@ -242,7 +242,7 @@ cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
 cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple rows) except -1:
     """Its rows, and the place in the tree when they are complete. leaves: the call's tensors."""
     cdef Node* node = node_row(t, n)
-    (ambient, slots, outs, ret_program, ret_python, effects, grads, groups, leaves, backward, numbers, undos,
+    (ambient, slots, outs, ret_program, ret_make, effects, grads, groups, leaves, backward, numbers, undos,
      keeps_grads) = rows
     node.fn = f
     node.spec = spec
@@ -275,8 +275,7 @@ cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple rows) except -1:
     node = node_row(t, n)
     node.ret_at = k
     node.ret_n = <int32_t>len(ret_program)
-    node.ret_python = ret_python
-    node.ret_program = <PyObject*>ret_program
+    node.ret_make = <PyObject*>ret_make if ret_make is not None else NULL
     edge_link(t, n)
     return 0
 

@@ -246,8 +246,8 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
         if views is None: views = []
         parts_give(t, n, leaves, backward, tensors.data(), views)
     node = node_row(t, n)
-    if node.ret_python:
-        return UNFLATTEN[0](<object>node.ret_program, [<object>tensors.data()[k] for k in range(node.n_given)])
+    if node.ret_make is not NULL:
+        return (<object>node.ret_make)([<object>tensors.data()[k] for k in range(node.n_given)])
     return leaves_build(t, &at, tensors.data(), &next_)
 
 cdef object effect_part(Table* t, id_t n, id_t out, id_t number, PyObject** leaves):

@@ -13,7 +13,6 @@ UNREPLAYED = [None]        # (f, reason) -> the exception of a call that is not 
 POISONED = [None]          # (line that made it) -> message; set once by the front end
 SAME_VALUE = [None]        # (recorded, value) -> bool for rare types; set once by the front end
 REDUCE = [None]            # (what jit returned) -> what makes it again where it is pickled or copied; set likewise
-UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front end
 MAKE_VIEWS = [None]        # (values, steps): adds to the values what these make of them; set once by the front end
 
 table_start(&TABLE)

@@ -506,7 +506,7 @@ def add_node(call, plan, seen, draft):
     effects = [e._replace(slot=index[e.slot], place=row_at[e.place]) for e in draft.effects if e.slot in index]
     grads = [g._replace(slot=index[g.slot]) for g in draft.grads]
     program = draft.out.program
-    ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in program)
+    make = pytree.maker(program) if any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in program) else None
     site = None
     if graph is not None:
         autograd.cut(draft)
@@ -515,14 +515,14 @@ def add_node(call, plan, seen, draft):
     saves = [(index[save.slot], save.out) for save in behind.saves]
     loose = describe.loose_in(plan, seen)
     kept = Kept(
-        graph, site, (program, groups, effects, mine, plan.also, seen.alive.objects),
+        graph, site, (program, groups, effects, mine, plan.also, seen.alive.objects, make),
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose,
         moving.told(plan, code_of(state)), live.told(seen.live, plan), core.record_seconds(),
         seen.reads.values, seen.cuts.forks, islands.told(seen), seen.run.ops, seen.trail, frozenset(seen.copied.told),
         audit.changes(seen, draft, loose), seen.random, plan.changed,
     )  # fmt: skip
     node = core.add_node(
-        state.f, call.spec, state.keep, kept, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
+        state.f, call.spec, state.keep, kept, plan.ambient, slots, outs, program, make, effects, grads, groups,
         list(plan.flat.tensors), (site, saves, [index[k] for k in behind.flows], behind.joined),
         live.rows_of(seen.live, row_at, index), segments.undo_rows(seen), draft.keeps_grads,
     )  # fmt: skip

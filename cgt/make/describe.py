@@ -534,7 +534,7 @@ def describe_put(known, place, at, j, value):
     if len(program) == len(parts) == 1:
         return EffectRow(kind, core.NONE, out=parts[0][0], place=at)
     plain = {core.TUPLE: tuple, core.LIST: list} if all(op[0] == core.TENSOR for op in program[1:]) else {}
-    make = plain.get(program[0][0]) or functools.partial(pytree.unflatten, tuple(program))
+    make = plain.get(program[0][0]) or pytree.maker(program)
     by = Made(make, parts, [number for _, number in flat.numbers])
     return EffectRow(kind, core.NONE, place=at, by=by, made=True)
 

@@ -520,9 +520,10 @@ class Parts(NamedTuple):
     """What the call's result is made from again, if there will be no node after all."""
 
     given: list  # tensors of the result, or memory of theirs; None: comes of another one
+    left: list  # asked, the result's own tensors, as long as somebody else has them, too
     bases: dict  # the same of hidden outputs of which results are views
     grads: list  # (tensor, what its .grad was)
-    puts: list  # (EffectRow, memory of what came to its place, that itself while somebody has it)
+    puts: list  # (EffectRow, asked, what came to its place, as long as somebody else has it, too)
 
 
 def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
@@ -545,13 +546,14 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
     for e, (owner, _) in zip(sets, grads, strict=True):
         owner.grad = were.get(e.slot)
     came = [e for e in draft.effects if e.kind in (core.PUTS, core.APPENDS)]
-    puts = [(e, put_of(draft, e, given), left_at(plan.places[e.place])) for e in came]
+    came_to = [(e, plan.places[e.place]) for e in came]
+    puts = [(e, left_by(None if p.kind == core.LIST_LEN else places.value_at(p))) for e, p in came_to]
     for put, _ in plan.changes.puts:  # and these
         if put.place.kind == core.LIST_LEN:
             del put.place.home[put.place.want :]
         else:
             places.put_back(put.place)
-    parts = Parts(given, bases, grads, puts)
+    parts = Parts(given, [left_by(t) for t in draft.out.tensors], bases, grads, puts)
     return parts, draft._replace(out=draft.out._replace(tensors=()), bases={})
 
 
@@ -581,9 +583,8 @@ def put_of(draft, effect, given):
     return effect.by if effect.out == core.NONE else part(effect.out)
 
 
-def left_at(place):
-    """What the function put there, as long as somebody else has it, too."""
-    value = None if place.kind == core.LIST_LEN else places.value_at(place)
+def left_by(value):
+    """Asked, a tensor that the function made or put somewhere, as long as somebody else has it, too."""
     return weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: None
 
 
@@ -600,21 +601,23 @@ def restore_result(plan: Plan, seen: Seen, draft: Draft, parts: Parts) -> object
                 views.make(made, row.ops[1])
             whole[k] = made[row.ref]
     given = [whole[row.ref if row.kind == core.AGAIN else k] for k, row in enumerate(outs)]
+    given = [t if (one := left()) is None else one for t, left in zip(given, parts.left, strict=True)]
     for one, base, like, shift in draft.behind.saved:
         one.tensor = core.view_like(base, like, shift)
         one.version = one.tensor._version
         seen.alive.results.append(weakref.ref(one.tensor))
     for owner, proto in parts.grads:
         owner.grad = proto
-    for effect, memory, left in parts.puts:
+    put = []
+    for effect, left in parts.puts:
         place, one = plan.places[effect.place], left()
-        value = memory if one is None else one
+        value = put_of(draft, effect, given) if one is None else one
+        put.append(value)
         if effect.kind == core.APPENDS:
             place.want.append(value)
         else:
             places.put_back(place._replace(want=value))
-    puts = [t for _, value, _ in parts.puts for t in pytree.tensors_in(value)]
-    results = (*given, *(proto for _, proto in parts.grads), *puts)
+    results = (*given, *(proto for _, proto in parts.grads), *(t for value in put for t in pytree.tensors_in(value)))
     seen.alive.results.extend(weakref.ref(t) for t in results if t is not None)
     pairs = zip(outs, given, strict=True)
     leaves = [pytree.Readout(t, o.ops[0], o.line) if o.kind == core.READOUT else t for o, t in pairs]

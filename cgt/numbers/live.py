@@ -336,11 +336,10 @@ def unwrap(trace, place):
     """The number itself in a place where the function put a stand-in."""
     if place.kind == places.LIST_LEN:
         for k in range(place.want, len(place.home)):
-            rows = trace.stored[id(place.home), k] = {}
-            place.home[k] = standins.unwrapped(place.home[k], pytree.ROOT, rows)
-    elif place.kind in places.HOLD_NUMBERS:
-        now, rows = places.value_at(place), {}
-        plain = standins.unwrapped(now, pytree.ROOT, rows) if now is not place.want else now
+            place.home[k], rows = standins.unwrapped(place.home[k], trace.stored)
+            trace.stored.setdefault((id(place.home), k), rows)
+    elif place.kind in places.HOLD_NUMBERS and (now := places.value_at(place)) is not place.want:
+        plain, rows = standins.unwrapped(now, trace.stored)
         if rows:
             trace.stored[id(place.home), place.key] = rows
         if plain is not now:
@@ -352,7 +351,7 @@ def numbers_put(seen: Seen, place: Place, k: int) -> dict[str, int]:
     if seen.live is None:
         return {}
     found = seen.live.stored.get((id(place.home), place.want + k if place.kind == places.LIST_LEN else place.key), {})
-    return {path: row for path, row in found.items() if row != core.NONE}
+    return {pytree.ROOT + path: row for path, row in found.items() if row != core.NONE}
 
 
 def stands_for(trace, then, now):

@@ -89,7 +89,7 @@ class Trace:
         self.known = {}  # Step -> its row
         # Row that the recording is for one value of -> the line that made it so.
         self.exact = {k: s.exact for k, s in enumerate(sources) if s.exact}
-        self.stored = {}  # (id of a place's home, its key; of a list, the index) -> the row that came to it
+        self.stored = {}  # (id of a place's home, its key; of a list, the index) -> {path in what came there: row}
         self.overwritten = set()  # rows of sources whose places were stored to, be it what they held
         self.exchanged = []  # entries of the arguments' containers: (path, home, key, what was there, the stand-in)
         self.lent = []  # (id of a container of these, the row of the stand-in that was in it)
@@ -266,20 +266,26 @@ def settle(x: Any) -> Any:
     return plain_of(x)
 
 
-def unwrapped(value: Any, path: str, rows: dict[str, int], depth: int = containers.DEEPEST) -> Any:
-    """The value without stand-ins: a tuple anew, others in place. `rows` gets the rows of these by their paths."""
+def unwrapped(value: Any, stored: dict, depth: int = containers.DEEPEST) -> tuple[Any, dict[str, int]]:
+    """(The value without stand-ins, a tuple anew, others in place; {path in it: row} of these). `stored`: such rows of
+    entries of containers, by (id, key); there may be several ways to one."""
     if type(value) in STAND_INS:
-        rows[path] = value.node.row
-        return value.node.value
-    found = open_parts(value) if depth else []
-    parts = [(key, one, unwrapped(one, path + step, rows, depth - 1)) for step, key, one in found]
-    changed = {key: now for key, one, now in parts if now is not one}
-    if changed and isinstance(value, tuple):
-        return tuple(now for *_, now in parts) if type(value) is tuple else value._make(now for *_, now in parts)
-    home = value if isinstance(value, (dict, list)) or not changed else vars(value)
-    for key, now in changed.items():
-        home[key] = now
-    return value
+        return value.node.value, {"": value.node.row}
+    found, rows, entries = open_parts(value) if depth else [], {}, []
+    is_row = isinstance(value, tuple)
+    home = value if is_row or not found or isinstance(value, (dict, list)) else vars(value)
+    for step, key, one in found:
+        plain, inner = unwrapped(one, stored, depth - 1)
+        if not is_row:
+            inner = stored.setdefault((id(home), key), inner) if inner else stored.get((id(home), key), {})
+        rows.update({step + path: row for path, row in inner.items()})
+        entries.append((key, one, plain))
+    changed = [(key, plain) for key, one, plain in entries if plain is not one]
+    if is_row and changed:
+        return tuple.__new__(type(value), [plain for *_, plain in entries]), rows
+    for key, plain in changed:
+        home[key] = plain
+    return value, rows
 
 
 def rows_in(x: object) -> list[int]:

@@ -18,12 +18,14 @@ A program keeps alive every constant and every type that it names, but no tensor
 import collections
 import dataclasses
 import enum
+import functools
+import itertools
 import operator
 import struct
 import sys
 import types
 import weakref
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +34,7 @@ from torch.utils import _pytree as torch_pytree
 
 from . import errors, wrappers
 from .errors import CgtError
+from .private import outside_dynamo
 
 PLAIN_TYPES = frozenset(
     {type(None), type(...), type(NotImplemented), bool, int, float, complex, str, bytes, range}
@@ -260,14 +263,21 @@ def flatten_call(
     return _flattened([(args, "args"), (kwargs, "kwargs")], static, live=live)
 
 
-def unflatten(program: Collection[tuple], tensors: Collection[torch.Tensor | Readout]) -> object:
+def unflatten(program: Collection[tuple], tensors: Sequence[torch.Tensor | Readout]) -> object:
     """Build the tree anew: fresh containers, the recorded constants, these tensors."""
-    return _build_all(program, tensors, 1)[0]
+    return maker(program)(_counted(program, tensors))
 
 
-def unflatten_call(program: Collection[tuple], tensors: Collection[torch.Tensor]) -> tuple[tuple, dict]:
+def unflatten_call(program: Collection[tuple], tensors: Sequence[torch.Tensor]) -> tuple[tuple, dict]:
     """Build `(args, kwargs)` from a program of `flatten_call`."""
-    return _build_all(program, tensors, 2)
+    ops, count, given = iter(program), itertools.count(), _counted(program, tensors)
+    return _maker(ops, count)(given), _maker(ops, count)(given)
+
+
+def maker(program: Collection[tuple]) -> Callable[[Sequence], Any]:
+    """What builds a program's tree of tensors, as often as it is called: `unflatten` in two steps, the first of which
+    takes most of the time."""
+    return _maker(iter(program), itertools.count())
 
 
 def first_difference(
@@ -519,21 +529,26 @@ def _is_numpy(kind, name=None):
     return any(name is None or base.__name__ == name for base in bases)
 
 
-def _build_all(program, tensors, n_trees):
+def _counted(program, tensors):
+    """The tensors, as many as the program has leaves."""
     n_leaves = sum(kind == TENSOR for kind, _, _ in program)
     if n_leaves != len(tensors):
         raise CgtError(f"{len(tensors)} tensors came for a program with {n_leaves} tensor leaves.")
-    ops, leaves = iter(program), iter(tensors)
-    return tuple(_build(ops, leaves) for _ in range(n_trees))
+    return tensors
 
 
-def _build(ops, leaves):
+def _maker(ops, count):
     kind, n, obj = next(ops)
     if kind == TENSOR:
-        return next(leaves)
+        return operator.itemgetter(next(count))
     if kind in (PLAIN, SAME, EQUAL):
-        return obj
-    children = [_build(ops, leaves) for _ in range(n)]
+        return lambda given: obj
+    return functools.partial(_make, kind, obj, [_maker(ops, count) for _ in range(n)])
+
+
+@outside_dynamo
+def _make(kind, obj, makers, given):
+    children = [make(given) for make in makers]
     if kind == DICT:
         return dict(zip(obj, children, strict=True))
     if kind == NAMEDTUPLE:

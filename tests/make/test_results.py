@@ -1,6 +1,7 @@
 """What a result may be: views, inputs, constants and containers come back as in eager, nothing of an
 earlier result shows on the next one, and what cannot be handed out runs eagerly."""
 
+import types
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -546,6 +547,32 @@ def test_reason_for_an_escape_names_the_line_that_made_it(device):
     assert (s.replays, s.eager) == (0, 3)
     (reason,) = s.reasons
     assert line_of(LastOnly, "self.last = (x * 2") in reason
+
+
+def test_result_that_escapes_is_the_very_tensor(device):
+    """Of a recording that comes to nothing: whoever kept a tensor and whoever is given it have one."""
+
+    def run(wrap):
+        m, made = types.SimpleNamespace(pair=(numbers(device), object()), kept=None), []
+
+        @wrap
+        def f(x):
+            h = torch.tanh(m.pair[0].detach() + x)
+            m.pair, m.kept = (h, m.pair[1]), [x, object()]
+            return h
+
+        for k in range(8):
+            x = numbers(device, start=k) * 0.1
+            h = f(x)
+            made.append((h is m.pair[0], m.kept[0] is x))
+            h.requires_grad_()
+            m.pair[0].square().sum().backward()
+            made.append(h.grad.tolist())
+            h.detach().mul_(2)
+            made.append((h._version, m.pair[0]._version))
+        return made
+
+    assert run(cgt.jit) == run(lambda f: f)
 
 
 def test_stored_view_of_a_returned_tensor_is_never_wrong(device):
