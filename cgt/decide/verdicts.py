@@ -188,7 +188,7 @@ def still_grows(call: Call, around: Around | str) -> str | None:
         if before != shapes:
             moves.grown[place.path], reason = shapes, errors.grows(place.path)
             if before is not None:
-                condemn(call, reason, fails=False)
+                condemn(call, reason, fails=False, length=options.LOOK_AGAIN)
             return reason
     moves.grown.clear()
     return None

@@ -30,6 +30,7 @@ MEMORY_BUDGET = os.environ.get("CGT_MEMORY_BUDGET") or None
 # Calls that a function runs eagerly, after a verdict or past the re-record limit, before it may
 # record again; doubles with every further verdict, up to the second number.
 COOL_DOWN = (64, 4096)
+LOOK_AGAIN = 8  # the same where a tensor had another shape: a window of the last eight is full soon
 # Share of eager's time that recordings which are not replayed may cost a function; inf: record at every miss.
 OVERHEAD = float("inf") if STRICT else float(os.environ.get("CGT_OVERHEAD", "0.05"))
 # Seconds that recordings of all functions may take before anybody counts.

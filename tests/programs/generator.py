@@ -412,6 +412,7 @@ KINDS = {
         """
         o.p = o.Thing(x * 2) | o.q = o.Thing(torch.tanh(x), 3) | o.p = o.Thing(o.p.a * 0.5 + x) | o.q = o.Thing(x, o.q.n + 1) | o.q = o.p | o.p = o.q
         o.p, o.q = o.q, o.p | o.box[0] = o.p | o.box = [o.q] | o.shelf["p"] = o.p | o.p = o.shelf.get("p", o.q) | o.p = o.box[0] | o.q = o.Thing(x, 1, o.p)
+        o.p, o.q = o.q, o.p; o.p.n += 1; o.q.n += 10 | o.box.reverse(); o.box[0].n += 1; o.box[-1].n += 10 | x = x * (o.p.n + o.box[0].n)
         o.p.a = o.p.a * 0.5 + x | o.p.n += 1 | o.q.n = 2 | o.p.inner = o.q.inner | o.q.inner = None | x = o.p(x) | x = torch.tanh(x + o.q.a) | x = x * 0.5
         if {test}: o.p = o.Thing(x * 2, 1) | if {test}: o.q = o.p | x = x + o.p.n | x = x + (1 if o.p is o.q else 0) | x = x + len(o.shelf)
         o.dist = torch.distributions.Normal(torch.tanh(x), 1.0, validate_args=False) | x = torch.tanh(o.dist.log_prob(x)) | x = x + o.dist.mean * 0.5
