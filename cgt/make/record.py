@@ -520,10 +520,10 @@ class Parts(NamedTuple):
     """What the call's result is made from again, if there will be no node after all."""
 
     given: list  # tensors of the result, or memory of theirs; None: comes of another one
-    left: list  # asked, the result's own tensors, as long as somebody else has them, too
+    left: dict  # output -> weak reference to the tensor that the function made, which somebody else may have, too
     bases: dict  # the same of hidden outputs of which results are views
     grads: list  # (tensor, what its .grad was)
-    puts: list  # (EffectRow, asked, what came to its place, as long as somebody else has it, too)
+    puts: list  # of EffectRow: what came to places
 
 
 def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
@@ -546,15 +546,18 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
     for e, (owner, _) in zip(sets, grads, strict=True):
         owner.grad = were.get(e.slot)
     came = [e for e in draft.effects if e.kind in (core.PUTS, core.APPENDS)]
-    came_to = [(e, plan.places[e.place]) for e in came]
-    puts = [(e, left_by(None if p.kind == core.LIST_LEN else places.value_at(p))) for e, p in came_to]
+    left = dict(enumerate(draft.out.tensors))
+    for e in (e for e in came if e.kind == core.PUTS):
+        parts = [out for out, _ in e.by.parts] if e.made else [e.out]
+        mine = [out for out in parts if out != core.NONE and draft.outs[out].kind != core.READOUT]
+        left.update(zip(mine, pytree.tensors_in(places.value_at(plan.places[e.place])), strict=False))
     for put, _ in plan.changes.puts:  # and these
         if put.place.kind == core.LIST_LEN:
             del put.place.home[put.place.want :]
         else:
             places.put_back(put.place)
-    parts = Parts(given, [left_by(t) for t in draft.out.tensors], bases, grads, puts)
-    return parts, draft._replace(out=draft.out._replace(tensors=()), bases={})
+    left = {k: weakref.ref(t) for k, t in left.items() if isinstance(t, torch.Tensor)}
+    return Parts(given, left, bases, grads, came), draft._replace(out=draft.out._replace(tensors=()), bases={})
 
 
 def grad_of(outs, k):
@@ -565,7 +568,7 @@ def grad_of(outs, k):
     return make([outs[j].proto for j in inside])
 
 
-def put_of(draft, effect, given):
+def put_of(draft, effect, given, left):
     """What came to a place, or the memory of it."""
 
     def part(out):
@@ -574,7 +577,7 @@ def put_of(draft, effect, given):
         row = draft.outs[out]
         if row.kind == core.READOUT:
             return pytree.Readout(row.proto, *row.ops, row.line)
-        return draft.slots[row.ref].example if row.kind == core.INPUT else row.proto
+        return left_of(left, out, draft.slots[row.ref].example if row.kind == core.INPUT else row.proto)
 
     if effect.made:
         make, parts, values = effect.by
@@ -583,9 +586,10 @@ def put_of(draft, effect, given):
     return effect.by if effect.out == core.NONE else part(effect.out)
 
 
-def left_by(value):
-    """Asked, a tensor that the function made or put somewhere, as long as somebody else has it, too."""
-    return weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: None
+def left_of(left, k, memory):
+    """Output k itself, if somebody has it; else its memory."""
+    one = left[k]() if k in left else None
+    return memory if one is None else one
 
 
 def restore_result(plan: Plan, seen: Seen, draft: Draft, parts: Parts) -> object:
@@ -601,7 +605,7 @@ def restore_result(plan: Plan, seen: Seen, draft: Draft, parts: Parts) -> object
                 views.make(made, row.ops[1])
             whole[k] = made[row.ref]
     given = [whole[row.ref if row.kind == core.AGAIN else k] for k, row in enumerate(outs)]
-    given = [t if (one := left()) is None else one for t, left in zip(given, parts.left, strict=True)]
+    given = [left_of(parts.left, k, t) for k, t in enumerate(given)]
     for one, base, like, shift in draft.behind.saved:
         one.tensor = core.view_like(base, like, shift)
         one.version = one.tensor._version
@@ -609,9 +613,8 @@ def restore_result(plan: Plan, seen: Seen, draft: Draft, parts: Parts) -> object
     for owner, proto in parts.grads:
         owner.grad = proto
     put = []
-    for effect, left in parts.puts:
-        place, one = plan.places[effect.place], left()
-        value = put_of(draft, effect, given) if one is None else one
+    for effect in parts.puts:
+        place, value = plan.places[effect.place], put_of(draft, effect, given, parts.left)
         put.append(value)
         if effect.kind == core.APPENDS:
             place.want.append(value)

@@ -575,6 +575,30 @@ def test_result_that_escapes_is_the_very_tensor(device):
     assert run(cgt.jit) == run(lambda f: f)
 
 
+@pytest.mark.parametrize("kept", ["attribute", "tuple", "dict", "both"])
+def test_tensor_in_two_places_is_one(device, kept):
+    """Be it that the call is recorded, refused or replayed."""
+    m, made = types.SimpleNamespace(pair=(numbers(device), 1), o=None, d=None), []
+
+    @cgt.jit
+    def f(x):
+        h = x * 0.5
+        if kept in ("tuple", "both"):
+            m.pair = (h, m.pair[1] + 1)
+        if kept in ("dict", "both"):
+            m.d = {"h": h, "last": m.d}
+            m.d["last"] = None
+        m.o = None if m.o is not None else h
+        return (x + 1, h) if kept == "attribute" else x + 1
+
+    for k in range(10):
+        made.append(f(numbers(device, start=k)))
+        there = [m.pair[0], m.d and m.d["h"], made[-1][1] if kept == "attribute" else None]
+        mine = [one for one, way in zip(there, ("tuple", "dict", "attribute"), strict=True) if kept in (way, "both") and one is not None]
+        assert all(one is mine[0] for one in mine) and (m.o is None) == (k % 2 == 1)
+        assert m.o is None or m.o is mine[0], k
+
+
 def test_stored_view_of_a_returned_tensor_is_never_wrong(device):
     class Half(torch.nn.Module):
         def forward(self, x):
