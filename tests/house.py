@@ -135,7 +135,7 @@ def five_largest(found):
 
 
 MEASURES = [
-    Measure("product lines", 29_409, 26_000, lines, total),
+    Measure("product lines", 29_446, 26_000, lines, total),
     Measure("lines above 120 columns", 0, 0, wide_lines),
     Measure("most branches in one function", 25, 25, branchy, most),
     Measure("functions above 70 lines", 1, 10, long_functions),

@@ -27,6 +27,7 @@ from ..data import LIVE_NUMBER, Audits, Call, Draft, Seen, State
 from ..lanes import forms
 from ..look import containers, impure, places
 from ..make import autograd, islands, probes, trace
+from ..make.describe import WANT, rows_of
 from ..make.plan import flattened, leaves_of, reach_generators, runs_compiled
 from ..run.devices import one_thread
 from ..run.observe import buffer_for, fill, observe, warn
@@ -295,11 +296,6 @@ def tensors_of(call, nodes):
     return [(path, t, core.storage_id(t) in changed) for path, t, _ in tensors.values()]
 
 
-def rows_of(kept):
-    """Of its places, in the order of their paths."""
-    return [row for _, rows in kept.objects[1] for row in rows]
-
-
 def filled_by(kept):
     """Containers whose entries a replay changes, or whose entries no place compares."""
     rows = rows_of(kept)
@@ -308,7 +304,6 @@ def filled_by(kept):
 
 
 UNFOLLOWED = "a tensor that cgt cannot follow"
-WANT = 4  # in the row of a place: what it held when the call was recorded
 MOST_TOLD = 3  # sentences on what is not guarded, in a warning
 COPIES = 3  # of what a recording writes, at most at once
 

@@ -287,6 +287,9 @@ def prepare(call, attempt, around):
     make_place(call, path, parent)
     make_room(state)
     missed = plans.places_first(plans.misses(call, path, parent))
+    around = plans.follow_renewed(call, around, missed)
+    if isinstance(around, str):
+        return around
     followable = plans.find_followable(call, around)
     mobile = plans.find_mobile(call, around, followable)
     moves = plans.note_moves(state, around, missed, followable, mobile)

@@ -12,7 +12,7 @@ import cgt_core as core
 import torch
 
 from ..cuts import readout
-from ..data import Call, Draft, EffectRow, GradRow, Graph, Made, OutRow, Plan, Seen, SlotRow, Was
+from ..data import Call, Draft, EffectRow, GradRow, Graph, Kept, Made, OutRow, Plan, Seen, SlotRow, Was
 from ..look import blinds, containers, places
 from ..numbers import counters, live
 from ..run import views
@@ -303,7 +303,8 @@ def is_pending(seen, t):
 def vet_constants(out, plan):
     """Static parts of the result must be what every replay may return again."""
     known = {id(obj) for _, obj in plan.flat.objects}
-    known.update(id(p.want) for k, p in enumerate(plan.places) if k not in plan.follows)
+    any_object = {*plan.follows, *plan.found.hidden, *plan.changes.free}  # these places are not guarded by identity
+    known.update(id(p.want) for k, p in enumerate(plan.places) if k not in any_object)
     for path, obj in out.objects:
         if id(obj) not in known and not is_constant(obj):
             return errors.strange_output(path, type(obj).__name__)
@@ -674,6 +675,14 @@ def group_places(
     ordered = list(groups.values()) + ([(None, loose)] if loose else [])
     rows = [(teller, [r for r, _ in members]) for teller, members in ordered]
     return rows, [k for _, members in ordered for _, k in members]
+
+
+WANT = 4  # in such a row: what the place held when the call was recorded
+
+
+def rows_of(kept: Kept) -> list[tuple]:
+    """Of a recording's places, in the order of their paths."""
+    return [row for _, rows in kept.objects[1] for row in rows]
 
 
 def is_guarded_as(then: object, now: object) -> bool:

@@ -425,6 +425,36 @@ def stands_alone(t, tensors):
     return all(core.storage_id(x) != storage and not (counter and core.version_counter(x) == counter) for x in others)
 
 
+def follow_renewed(call: Call, around: Around, missed: list) -> Around | str:
+    """Around, looked at anew where another list, dict or object of tensors was put into a place since something was
+    recorded: it is told by what is in it from now on, if it can be followed."""
+    state, moves = call.state, call.state.learnt.moves
+    rows = [(state.keep[node], index) for node, why, index in missed if why == MISS_PLACE]
+    then = {kept.place_paths[index]: describe.rows_of(kept)[index][describe.WANT] for kept, index in rows}
+    found = {p.path: p.want for p in around.found.places if p.path in then and p.path not in moves.hidden}
+    fresh = {path for path, want in found.items() if path not in moves.replaced and is_renewed(then[path], want)}
+    if not fresh or state.opts.outputs != "rescue" or will_save(state):
+        return around
+    moves.replaced.update(fresh)
+    again = survey(call)
+    if isinstance(again, str):
+        return again
+    followable = find_followable(call, again)
+    led = {again.found.places[k].path: path for path, (k, _) in followable.items()}
+    moves.followed.update(led[path] for path in fresh & led.keys())
+    if fresh <= led.keys():
+        return again
+    moves.replaced.difference_update(fresh - led.keys())
+    moves.hidden.update(dict.fromkeys(fresh - led.keys(), False))  # they are not tried once more
+    return survey(call)
+
+
+def is_renewed(then, now):
+    """Is this another list, dict or object of tensors than that one, but like it?"""
+    was, there = containers.opened(then), containers.opened(now)
+    return bool(was and there and there.changes) and containers.are_alike(was.shape, there.shape)
+
+
 def note_moves(state: State, around: Around, missed: list, followable: dict, mobile: dict) -> list[tuple]:
     """What the function finds in a place where another tensor came is followed from now on, and arguments whose address
     moved since a pinned recording are copied, if they can be; so are what is followed, and gradients. Returns the

@@ -601,7 +601,7 @@ class Bare:
 
 FORMS = {
     "dict": (lambda *row: dict(zip(Step._fields, row, strict=True)), lambda s: s.values()), "tuple": (lambda *row: row, lambda s: s),
-    "list": (lambda *row: [*row], lambda s: s), "named tuple": (Step, lambda s: s), "dataclass": (Stepped, lambda s: vars(s).values()),
+    "list": (lambda *row: [*row], lambda s: s), "named tuple": (Step, lambda s: s), "dataclass": (Stepped, lambda s: (s.h, s.t, s.rate, s.mask, s.mode)),
     "object": (Bare, lambda s: (s.h, s.t, s.rate, s.mask, s.mode)), "in a list": (lambda *row: [Step(*row)], lambda s: s[0]),
     "parted": (lambda h, t, *row: [(h, t), {"rest": row}], lambda s: (*s[0], *s[1]["rest"])),
 }  # fmt: skip
@@ -736,3 +736,34 @@ def test_results_and_states_that_are_kept(device, step):
 
     f = both(run)
     assert cgt.stats(f).replays >= 12, cgt.explain(f)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("also", ["nobody", "a second place", "now and then", "another kind"])
+def test_program_puts_another_one_there_before_each_call(device, form, also):
+    make, read = FORMS[form]
+
+    def run(wrap):
+        m, made = types.SimpleNamespace(s=None, also=None), []
+
+        @wrap
+        def f():
+            h, t, rate, mask, _ = read(m.s)
+            y = torch.tanh(h) * t + rate
+            return (y if mask is None else y * mask), m.s is m.also
+
+        for k in range(30):
+            if also != "now and then" or k % 7 or not k:
+                mask = square(device, 3) if also == "another kind" and k % 5 == 4 else None
+                m.s = make(square(device, k), k, 0.5, mask, "a")
+            if also == "a second place":
+                m.also = m.s
+            elif also == "now and then":
+                m.also = m.s if k % 4 == 3 else None
+            y, is_one = f()
+            made.append((y.clone(), is_one))
+        return made, f
+
+    f = both(run)
+    if also == "nobody":
+        assert cgt.stats(f).replays >= 22 and cgt.stats(f).records <= 4, cgt.explain(f)
