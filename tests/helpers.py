@@ -59,6 +59,17 @@ def double(x):
 
 
 @dataclasses.dataclass
+class Stepped:
+    """A state of which a program makes another one at each step."""
+
+    h: torch.Tensor
+    t: int = 0
+    rate: float = 1.0
+    mask: torch.Tensor | None = None
+    mode: str = "a"
+
+
+@dataclasses.dataclass
 class Config:
     """Holds what a function reads without arguments."""
 

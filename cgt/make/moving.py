@@ -343,7 +343,7 @@ def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
     one followed that a place had already to which the run only stores: whether it was stored anew is not known."""
     changed = [plan.places[k].path for k, (_, there) in plan.follows.items() if not holds(plan.places[k], there)]
     if changed:  # a list or dict that the run wrote to
-        state.learnt.moves.replaced.difference_update(changed)
+        state.learnt.moves.followed.difference_update(changed)
         return errors.changed_state(changed[0])
     there = {id(put.place.want) for put in plan.found.kept if value_at(put.place) is put.place.want}
     held = {k for k, (_, one) in plan.follows.items() if not there.isdisjoint(map(id, (*one.tensors, *one.holders)))}

@@ -143,8 +143,8 @@ def vet_followed(moves, found, followed, follows):
     if stored is not None and (beside := threads_beside()):
         return errors.used_elsewhere(stored, ", ".join(beside))
     unguarded = found.rows.difference(found.places[k].path for k in follows)
-    moves.replaced.difference_update(unguarded)
-    return errors.changed_state(min(unguarded)) if unguarded else None
+    moves.followed.difference_update(unguarded)
+    return errors.place_changed(min(unguarded)) if unguarded else None
 
 
 def alone_in_places(found):
@@ -282,7 +282,7 @@ def look_around(state, function, flat):
     # A backward may run code of the forward's again (recomputation), and would not be seen to keep anything.
     keeps = state.opts.outputs == "rescue" and not will_save(state)
     hidden = {path for path, may in state.learnt.moves.hidden.items() if may} if keeps else ()
-    renewed = state.learnt.moves.replaced if keeps else ()
+    renewed = state.learnt.moves.followed if keeps else ()
     ran = moving.counted(state, state.ran) if keeps else state.ran
     keep = moving.keeper(ran) if keeps and moving.OBJECTS not in state.learnt.moves.hidden else None
     found = places.find_places(function, roots, ran, arguments, None, keep, hidden, renewed)
@@ -432,10 +432,10 @@ def follow_renewed(call: Call, around: Around, missed: list) -> Around | str:
     rows = [(state.keep[node], index) for node, why, index in missed if why == MISS_PLACE]
     then = {kept.place_paths[index]: describe.rows_of(kept)[index][describe.WANT] for kept, index in rows}
     found = {p.path: p.want for p in around.found.places if p.path in then and p.path not in moves.hidden}
-    fresh = {path for path, want in found.items() if path not in moves.replaced and is_renewed(then[path], want)}
+    fresh = {path for path, want in found.items() if path not in moves.followed and is_renewed(then[path], want)}
     if not fresh or state.opts.outputs != "rescue" or will_save(state):
         return around
-    moves.replaced.update(fresh)
+    moves.followed.update(fresh)
     again = survey(call)
     if isinstance(again, str):
         return again
@@ -444,8 +444,7 @@ def follow_renewed(call: Call, around: Around, missed: list) -> Around | str:
     moves.followed.update(led[path] for path in fresh & led.keys())
     if fresh <= led.keys():
         return again
-    moves.replaced.difference_update(fresh - led.keys())
-    moves.hidden.update(dict.fromkeys(fresh - led.keys(), False))  # they are not tried once more
+    moves.followed.difference_update(fresh - led.keys())
     return survey(call)
 
 

@@ -228,13 +228,14 @@ def lay_numbers(plan, trace):
     for row, s in enumerate(trace.sources):
         if s.op == core.AT_PLACE:
             mine.setdefault(s.at, []).append(row)
+    laid = []
     for k, own in mine.items():
-        given = {trace.sources[row].path: trace.stand_ins[row] for row in own}
-        trace.held[k] = containers.exchange(
-            plan.places[k].want, plan.places[k].path, given, trace.exchanged, open_parts
-        )
-    rows_laid = {k: [row for row in own if type(trace.stand_ins[row]) in STAND_INS] for k, own in mine.items()}
-    return [(plan.places[k], trace.held[k], own) for k, own in rows_laid.items()]
+        place, given = plan.places[k], {trace.sources[row].path: trace.stand_ins[row] for row in own}
+        trace.held[k] = containers.exchange(place.want, place.path, given, trace.exchanged, open_parts)
+        for one in given.values():  # which nothing stands for: the recording is for these numbers
+            pin(one)
+        laid.append((place, trace.held[k], [row for row in own if type(trace.stand_ins[row]) in STAND_INS]))
+    return laid
 
 
 def make(seen, plain, owner, name, args, kwargs):

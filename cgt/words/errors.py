@@ -133,8 +133,8 @@ strange_output = says("""208: {path} is a {kind}, which a replay cannot build. R
     dataclasses, or register the type with torch.utils._pytree.""")
 unknown_output = says("209: {path} is a tensor that cgt did not see being made. Make it with PyTorch's operations.")
 host_output = says("210: {path} is a CPU tensor made in a function on the GPU. Return a GPU tensor.")
-kept_tensor = says("""211: a tensor made at {line} outlives the call{held_by}. Return it, drop it (one with a graph:
-    or detach it) before the call ends, or copy_ it into an older tensor.""")
+kept_tensor = says("""211: a tensor made at {line} outlives the call{held_by}. Return it, let go of it before the call
+    ends, keep it without its graph (detach()), or copy_ it into an older tensor.""")
 replaces_memory = says("""212: {op} at {line} replaces the memory of a tensor. Make a new tensor, or copy_ into the old
     one.""")
 absolute = says("213: {op} at {line} counts from the start of an argument's memory, which moves. Use slices and views.")

@@ -466,20 +466,22 @@ def test_code_that_is_made_anew_at_each_call_is_not_learnt_for_ever(device, monk
     assert len(looks) <= options.LESSONS + 3 and s.eager + s.replays >= 55, s.reasons
 
 
+def window(device, n):
+    """A function that keeps the last n rows that it was given."""
+    held = {"k": torch.zeros(0, 3, device=device)}
+
+    def step(x):
+        held["k"] = torch.cat([held["k"], x])[-n:]
+        return held["k"].sum(0)
+
+    return step
+
+
 @tells("grows")
 def test_cache_that_grows_is_recorded_when_it_stays(device, monkeypatch, allowed, looks):
-    def build():
-        held = {"k": torch.zeros(0, 3, device=device)}
-
-        def step(x):
-            held["k"] = torch.cat([held["k"], x])[-100:]
-            return held["k"].sum(0)
-
-        return step
-
     captures, capture = [], record.capture
     monkeypatch.setattr(record, "capture", lambda *args: captures.append(args) or capture(*args))
-    f, plain = cgt.jit(build()), build()
+    f, plain = cgt.jit(window(device, 100)), window(device, 100)
     for k in range(25):
         x = values(device, seed=k)
         assert torch.equal(f(x), plain(x))
@@ -495,16 +497,7 @@ def test_cache_that_grows_is_recorded_when_it_stays(device, monkeypatch, allowed
 
 
 def test_window_that_is_full_soon_replays_soon(device, allowed):
-    def build():
-        held = {"k": torch.zeros(0, 3, device=device)}
-
-        def step(x):
-            held["k"] = torch.cat([held["k"], x])[-8:]
-            return held["k"].sum(0)
-
-        return step
-
-    f, plain = cgt.jit(build()), build()
+    f, plain = cgt.jit(window(device, 8)), window(device, 8)
     for k in range(60):
         x = values(device, 2, 3, seed=k)
         assert torch.equal(f(x), plain(x))

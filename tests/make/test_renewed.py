@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import collect, identical
+from helpers import Stepped, collect, identical
 from test_followed import square
 from torch import nn
 
@@ -583,15 +583,6 @@ class Step(NamedTuple):
     rate: float
     mask: torch.Tensor | None
     mode: str
-
-
-@dataclasses.dataclass
-class Stepped:
-    h: torch.Tensor
-    t: int = 0
-    rate: float = 1.0
-    mask: torch.Tensor | None = None
-    mode: str = "a"
 
 
 class Bare:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
-from helpers import STEPS, identical, says_step, try_programs, values
+from helpers import STEPS, Stepped, identical, says_step, try_programs, values
 from hypothesis import strategies as st
 
 import cgt
@@ -124,17 +124,6 @@ class Bearer:
         return Bearer(torch.tanh(self.b + x), self.a * 0.5)
 
 
-@dataclasses.dataclass
-class State:
-    """As a program keeps it that makes another one at each step."""
-
-    h: torch.Tensor
-    t: int = 0
-    rate: float = 0.5
-    mask: torch.Tensor | None = None
-    mode: str = "a"
-
-
 class Thing:
     """An object with a number and another object."""
 
@@ -164,7 +153,7 @@ class World:
         self.p, self.q, self.box, self.shelf, self.Thing = *(Thing(square(device, k)) for k in (31, 32)), [Thing(square(device, 33))], {}, Thing
         self.dist = torch.distributions.Normal(square(device, 34), 1.0)
         self.st, self.tp, self.nest = {"h": square(device, 35), "t": 0, "done": False}, (square(device, 36), 3, None), [(square(device, 37), 1), (square(device, 38), 0.5)]
-        self.sd, self.st2, self.State, self.changed = State(square(device, 39)), {"h": square(device, 40), "t": 1, "done": True}, State, dataclasses.replace
+        self.sd, self.st2, self.State, self.changed = Stepped(square(device, 39)), {"h": square(device, 40), "t": 1, "done": True}, Stepped, dataclasses.replace
         self.deep = [(square(device, 23), square(device, 24)), (square(device, 25), square(device, 26))]
         self.grid, self.count = values(device, 2, 4, 4, seed=4), torch.zeros(3, dtype=torch.int64, device=device)
         self.part, self.memory = self.grid[1, 1:], torch.zeros(4, device=device)
